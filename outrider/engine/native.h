@@ -43,6 +43,16 @@ inline void put_lowest(uint8_t* to, Whole some) {  // byte of each
 #endif
 }
 
+inline float mean_square(const float* x, int64_t count) {
+    Lanes sums = {};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) sums += lanes(x + i) * lanes(x + i);
+    float total = 0;
+    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
+    for (; i < count; i++) total += x[i] * x[i];
+    return total / count;
+}
+
 // exp as a polynomial: within two units in the last place.
 inline Lanes exponential(Lanes x) {
     x = x > 88.0f ? Lanes{} + 88.0f : x < -87.0f ? Lanes{} - 87.0f : x;

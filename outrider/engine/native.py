@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL | None:
     step, heads, given = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
     found.linear.argtypes = (layer, numbers, count, numbers, numbers, threads)
     found.gated.argtypes = (layer, layer, numbers, count, numbers, threads)
-    found.attend.argtypes = (step, heads, given, given, given, numbers, numbers, numbers, threads)
+    found.attend.argtypes = (step, heads, given, given, given, ctypes.c_void_p, numbers, threads)
     found.decode.argtypes = (layer, heads, step, *(numbers,) * 4, count, *(numbers,) * 2, threads)
     of_rows = (ctypes.c_void_p,) * 2
     found.guess.argtypes = (layer, *of_rows, count, given, count, ctypes.c_double, *of_rows, threads)

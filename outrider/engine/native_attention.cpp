@@ -17,13 +17,23 @@ constexpr int64_t WORTH_SHARING = 32;  // tokens to store: for fewer, other thre
 
 int64_t filled(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-// Turns a head by its position, as Llama does, if there are cosines and sines [D]; a sine has the sign of its half.
-void rotate(const float* x, const float* cosines, const float* sines, int64_t width, float scale, float* to) {
-    const int64_t half = width / 2;
-    for (int64_t i = 0; i < width; i++) {
-        const float other = cosines == nullptr ? 0 : i < half ? x[i + half] : x[i - half];
-        to[i] = (cosines == nullptr ? x[i] : x[i] * cosines[i] + other * sines[i]) * scale;
+// Writes a head, scaled; turned by its position before that, as Llama does, and normed before, if it is to be.
+void turn(const float* x, const Turning* turning, bool key, int64_t position, int64_t width, float scale, float* to) {
+    if (turning == nullptr) {
+        for (int64_t i = 0; i < width; i++) to[i] = x[i] * scale;
+        return;
     }
+    if (const float* norm = key ? turning->key_norm : turning->query_norm; norm != nullptr) {
+        static thread_local std::vector<float> normed;
+        normed.resize(width);
+        const float length = 1 / std::sqrt(mean_square(x, width) + float(turning->eps));
+        for (int64_t i = 0; i < width; i++) normed[i] = x[i] * length * norm[i];
+        x = normed.data();
+    }
+    const float *cosines = turning->cosines + position * width, *sines = turning->sines + position * width;
+    const int64_t half = width / 2;
+    for (int64_t i = 0; i < width; i++)
+        to[i] = (x[i] * cosines[i] + (i < half ? x[i + half] : x[i - half]) * sines[i]) * scale;
 }
 
 // Up to TILE rows that share a head of keys: heads of queries of consecutive tokens of one session.
@@ -38,15 +48,14 @@ struct Scratch {  // of a task
 
 class Attention {
   public:
-    Attention(const Step& step, const Heads& heads, Given query, const float* cosines, const float* sines, float* out)
-        : step(step), heads(heads), query(query), cosines(cosines), sines(sines), out(out),
-          sharing(heads.queries / heads.keys), wide(filled(heads.value_width)) {}
+    Attention(const Step& step, const Heads& heads, Given query, const Turning* turning, float* out)
+        : step(step), heads(heads), query(query), turning(turning), out(out), sharing(heads.queries / heads.keys), wide(filled(heads.value_width)) {}
 
     void store(int64_t t, Given key, Given value) const {
         const int64_t block = step.slots[t] / LANES, lane = step.slots[t] % LANES;
         std::vector<float> turned(heads.width);
         for (int64_t h = 0; h < heads.keys; h++) {
-            rotate(key.of(t, h), row_of(cosines, t), row_of(sines, t), heads.width, 1, turned.data());
+            turn(key.of(t, h), turning, true, step.positions[t], heads.width, 1, turned.data());
             float* column = key_block(h, block) + lane;
             for (int64_t i = 0; i < heads.width; i++) column[i * LANES] = turned[i];
             memcpy(value_of(h, step.slots[t]), value.of(t, h), sizeof(float) * heads.value_width);
@@ -79,14 +88,11 @@ class Attention {
     const Step& step;
     const Heads& heads;
     Given query;
-    const float *cosines, *sines;
+    const Turning* turning;  // null = queries and keys are as they are
     float* out;
     int64_t sharing, wide;
     Scratch* scratch = nullptr;  // of the thread
 
-    const float* row_of(const float* table, int64_t t) const {
-        return table == nullptr ? nullptr : table + step.positions[t] * heads.width;
-    }
     bool branched(int64_t t) const { return step.branches[t + 1] > step.branches[t]; }
     float* key_block(int64_t h, int64_t block) const {
         return heads.key_pool + (h * heads.blocks + block) * heads.width * LANES;
@@ -109,8 +115,8 @@ class Attention {
         for (int r = 0; r < R; r++) {
             const int64_t row = task.head % sharing + r;
             token[r] = task.token + row / sharing, head[r] = h * sharing + row % sharing;
-            rotate(query.of(token[r], head[r]), row_of(cosines, token[r]), row_of(sines, token[r]), width,
-                   heads.scale, &scratch->queries[r * width]);
+            turn(query.of(token[r], head[r]), turning, false, step.positions[token[r]], width, heads.scale,
+                 &scratch->queries[r * width]);
             from[r] = seen_from(step.positions[token[r]]), to[r] = step.ends[token[r]];
             low = std::min(low, from[r]), most = std::max(most, from[r]);
             high = std::max(high, to[r]), least = std::min(least, to[r]);
@@ -231,10 +237,10 @@ class Attention {
 extern "C" {
 
 // Stores the step's keys and values, then lets each token see its session's: out [T, queries, value_width].
-// Queries and keys are turned first, if cosines and sines [positions, width] are given: see rotate.
+// `turning`: null = queries and keys are as they are.
 void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,
-            const float* cosines, const float* sines, float* out, int threads) {
-    const Attention all(*step, *heads, *query, cosines, sines, out);
+            const Turning* turning, float* out, int threads) {
+    const Attention all(*step, *heads, *query, turning, out);
     const std::vector<Task> tasks = all.tasks();
     share(step->tokens < WORTH_SHARING ? 1 : threads, step->tokens, [&](int64_t t) { all.store(t, *key, *value); });
     share(threads, tasks.size(), [&](int64_t i) { all.run(tasks[i]); });

@@ -31,29 +31,27 @@ class _Step(ctypes.Structure):
         *pointers("blocks", "first", "slots", "positions", "ends", "branches", "seen"),
         ("tokens", ctypes.c_int64),
     )
-    arrays: list[Any]  # that it points to
+    numbers: np.ndarray[Any, Any]  # that it points to
     end: int  # behind the last position
 
     @classmethod
     def of(cls, inputs: StepInputs) -> _Step:
-        positions, own = inputs.position_ids[0].numpy(), inputs.slots.numpy()
-        ends, counts = positions + 1, np.zeros(len(positions) + 1, dtype=np.int64)
-        seen: list[np.ndarray[Any, Any]] = []
-        for token, branch in sorted(inputs.on_branches.items()):
-            ends[token], counts[token + 1] = branch.line, len(branch.seen)
-            seen.append(own[branch.seen[::-1]])
-        arrays = [
-            inputs.tables.blocks,
-            inputs.tables.first,
-            own,
-            positions,
-            ends,
-            np.cumsum(counts),
-            np.concatenate(seen) if seen else counts,
-        ]
-        arrays = [np.ascontiguousarray(each, dtype=np.int64) for each in arrays]
-        found = cls(*(each.ctypes.data for each in arrays), len(positions))
-        found.arrays, found.end = arrays, int(positions.max()) + 1
+        positions, own = inputs.position_ids.numpy()[0], inputs.slots.numpy()
+        ends, branches = positions + 1, np.zeros(len(positions) + 1, dtype=np.int64)
+        parts = [inputs.tables.blocks, inputs.tables.first, own, positions, ends, branches]
+        end = int(ends.max())
+        if inputs.on_branches:
+            for token, branch in sorted(inputs.on_branches.items()):
+                ends[token], branches[token + 1] = branch.line, len(branch.seen)
+                parts.append(own[branch.seen[::-1]])
+            branches.cumsum(out=branches)
+        numbers = np.concatenate(parts)
+        at, places = numbers.ctypes.data, list[int]()
+        for part in parts[:6]:
+            places.append(at)
+            at += part.nbytes
+        found = cls(*places, at, len(positions))
+        found.numbers, found.end = numbers, end
         return found
 
 
@@ -155,7 +153,7 @@ class NativeAttention(GatheredAttention):
         # The default type is another while a model is loaded beside this one, in other numbers.
         out = torch.empty((query.shape[1], how.query_heads, how.value_width), dtype=torch.float32)
         ours = (ctypes.byref(each) for each in (inputs.native, heads, *map(_Given.of, given)))
-        loaded().attend(*ours, None, None, out.data_ptr(), torch.get_num_threads())
+        loaded().attend(*ours, None, out.data_ptr(), torch.get_num_threads())
         return out
 
     def heads(self, hows: Mapping[int, LayerAttention]) -> ctypes.Array[Heads]:

@@ -39,6 +39,13 @@ struct Heads {
     int64_t blocks;
 };
 
+// What is done to heads of queries and keys before they meet.
+struct Turning {
+    const float *cosines, *sines;         // [positions, width]; a sine has the sign of its half
+    const float *query_norm, *key_norm;   // [width] weights of an RMS norm of each head before that, or null
+    double eps;                           // of these norms
+};
+
 // What is given of each token's heads; the numbers of one lie side by side.
 struct Given {
     const float* start;
@@ -71,6 +78,8 @@ struct Embeddings {
 // The linear layers of a decoder's layer.
 struct DecoderLayer {
     const Linear *inner, *output, *both, *down;  // queries, keys and values; attention's; gate and up; the MLP's
+    const float *query_norm, *key_norm;          // as in Turning
+    double eps;
 };
 
 // A decoder, as native_decoder.py has it.
@@ -103,7 +112,7 @@ int use_tiles();
 void linear(const Linear* layer, const float* x, int64_t n, const float* added, float* y, int threads);
 void gated(const Linear* both, const Linear* down, const float* x, int64_t n, float* y, int threads);
 void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,
-            const float* cosines, const float* sines, float* out, int threads);
+            const Turning* turning, float* out, int threads);
 void decode(const Decoder* decoder, const Heads* heads, const Step* step, const int64_t* ids, const float* cosines,
             const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits, int threads);
 int64_t guess(const Speculator* speculator, const float* states, const int64_t* tokens, int64_t n, const Draw* draws,

@@ -18,7 +18,8 @@ void decoder_layer(const DecoderLayer* layer, const Step* step, const Heads* hea
     linear(layer->inner, x, tokens, nullptr, given.data(), threads);
     const Given query = {given.data(), row, width}, key = {query.start + heads->queries * width, row, width};
     const Given value = {key.start + heads->keys * width, row, width};
-    attend(step, heads, &query, &key, &value, cosines, sines, attended.data(), threads);
+    const Turning turning = {cosines, sines, layer->query_norm, layer->key_norm, layer->eps};
+    attend(step, heads, &query, &key, &value, &turning, attended.data(), threads);
     linear(layer->output, attended.data(), tokens, x, between.data(), threads);
     gated(layer->both, layer->down, between.data(), tokens, y, threads);
 }

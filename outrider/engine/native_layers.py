@@ -31,13 +31,23 @@ class Layer(ctypes.Structure):
 
 
 class DecoderLayer(ctypes.Structure):
-    """DecoderLayer of native_calls.h: the linear layers of one layer of a decoder."""
+    """DecoderLayer of native_calls.h: one layer of a decoder."""
 
-    _fields_ = tuple((name, ctypes.POINTER(Layer)) for name in ("inner", "output", "both", "down"))
+    _fields_ = (
+        *((name, ctypes.POINTER(Layer)) for name in ("inner", "output", "both", "down")),
+        *pointers("query_norm", "key_norm"),
+        ("eps", ctypes.c_double),
+    )
 
     @classmethod
-    def of(cls, *layers: Layer) -> DecoderLayer:
-        return cls(*map(ctypes.pointer, layers))  # which are kept
+    def of(cls, layers: Sequence[Layer], head_norms: Sequence[ShortNorm]) -> DecoderLayer:
+        """`layers`: inner, output, both and down, which are kept; `head_norms`: of queries and of keys, which
+        the caller keeps, or none."""
+        found = cls(*map(ctypes.pointer, layers))
+        if head_norms:
+            found.query_norm, found.key_norm = (norm.weight.data_ptr() for norm in head_norms)
+            found.eps = head_norms[0].eps
+        return found
 
 
 class Embeddings(ctypes.Structure):

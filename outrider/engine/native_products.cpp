@@ -25,16 +25,6 @@ enum Kind : int64_t { FLOATS, BYTES, PAIRS };  // of activations: each as it is,
 
 bool tiles_are_used = false;  // for bytes
 
-float mean_square(const float* x, int64_t count) {
-    Lanes sums = {};
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) sums += lanes(x + i) * lanes(x + i);
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += sums[lane];
-    for (; i < count; i++) total += x[i] * x[i];
-    return total / count;
-}
-
 float largest_of(const float* x, int64_t count) {  // as a number without a sign
     Lanes found = {};
     int64_t i = 0;

@@ -26,7 +26,7 @@ from outrider.engine.packed import PackedColumns
 from outrider.engine.step_inputs import Work
 
 # Decoder layers of transformers' that are exactly this.
-USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 PROBED = (1, 2, 33)  # tokens of the steps of a trial
 ALIKE = (
     0.05  # how far the logits of native code may lie from those of the model's own code, as a share of their
@@ -48,6 +48,7 @@ class PlainLayer:
         self.first_norm = layer.input_layernorm.forward
         self.second_norm = layer.post_attention_layernorm.forward
         self.query_key_value = attention.q_proj.together.linear.forward
+        self.head_norms = _head_norms(attention)
         self.output = attention.o_proj.forward
         self.gate_up = mlp.gate_proj.together.linear.forward
         self.down = mlp.down_proj.forward
@@ -64,6 +65,9 @@ class PlainLayer:
         how, (cosines, sines) = self.how, positions
         heads = self.query_key_value(x).view(x.shape[0], -1, how.width)  # [T, Hq + 2 Hkv, D]
         turned = heads[:, : how.query_heads + how.key_heads]
+        if self.head_norms:
+            each = zip(self.head_norms, turned.split((how.query_heads, how.key_heads), 1), strict=True)
+            turned = torch.cat([norm(some) for norm, some in each], 1)
         turned = (turned * cosines).add_(turned.roll(how.width // 2, -1).mul_(sines)).transpose(0, 1)
         step = RUNNING.get()
         step.layers[self.index] = how
@@ -87,7 +91,8 @@ class NativeLayer(PlainLayer):
         self._inner = _behind(layer.input_layernorm, self.query_key_value.__self__)
         self._both = _behind(layer.post_attention_layernorm, self.gate_up.__self__)
         self._output, self._down = layer.self_attn.o_proj.layer, layer.mlp.down_proj.layer
-        self.linears = DecoderLayer.of(self._inner, self._output, self._both, self._down)
+        linears = self._inner, self._output, self._both, self._down
+        self.native = DecoderLayer.of(linears, self.head_norms)
         self.first_norm = nn.Identity().forward
         self.query_key_value = lambda x: run(self._inner, x)
 
@@ -95,8 +100,11 @@ class NativeLayer(PlainLayer):
     def fits(cls, layer: Any) -> bool:
         attention, mlp = layer.self_attn, layer.mlp
         joined = attention.q_proj.together.linear, mlp.gate_proj.together.linear
+        head_norms = _head_norms(attention)
         return (
-            all(isinstance(each, NativeLinear) for each in (*joined, attention.o_proj, mlp.down_proj))
+            all(isinstance(norm, ShortNorm) for norm in head_norms)
+            and len({norm.eps for norm in head_norms}) < 2
+            and all(isinstance(each, NativeLinear) for each in (*joined, attention.o_proj, mlp.down_proj))
             and all(
                 isinstance(norm, nn.Identity) or linear.may_stand_behind(norm)
                 for norm, linear in zip(
@@ -110,6 +118,11 @@ class NativeLayer(PlainLayer):
     def __call__(self, x: torch.Tensor, positions: Positions) -> torch.Tensor:
         attended = self._attended(x, positions)
         return run_gated(self._both, self._down, run(self._output, attended, x))
+
+
+def _head_norms(attention: Any) -> list[Any]:
+    """Returns the norms of heads of queries and of keys, if there are any."""
+    return [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
 
 
 def _behind(norm: nn.Module, linear: NativeLinear) -> Layer:
@@ -141,9 +154,9 @@ class PlainPass:
         self._decoder: NativeDecoder | None = None
         native = [layer for layer in layers if isinstance(layer, NativeLayer)]
         if len(native) == len(layers) and NativeDecoder.fits(self.embedding, self.rotary):
-            linears, hows = [each.linears for each in native], {each.index: each.how for each in native}
-            rotations = Rotations(self.rotary, width)
-            self._decoder = NativeDecoder(self.embedding, rotations, linears, hows, head)
+            hows, rotations = {each.index: each.how for each in native}, Rotations(self.rotary, width)
+            every = [each.native for each in native]
+            self._decoder = NativeDecoder(self.embedding, rotations, every, hows, head)
 
     def __call__(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: torch.Tensor, **_: object
@@ -198,13 +211,13 @@ def runs_plainly(model: Any) -> bool:
     return "forward" in vars(model)
 
 
-def is_usual(model: Any, linear: type[nn.Module], layers: Sequence[str] = USUAL) -> bool:
-    """Returns whether a model is such a decoder, of `layers` of these names, whose linear ones that are given
-    one tensor are of this type."""
+def is_usual(model: Any, linear: type[nn.Module]) -> bool:
+    """Returns whether a model is such a decoder, whose linear layers that are given one tensor are of this
+    type."""
     decoder = model.base_model
     names = {name for name, _ in decoder.named_children()}
     return names == {"embed_tokens", "layers", "norm", "rotary_emb"} and all(
-        type(layer).__name__ in layers
+        type(layer).__name__ in USUAL
         and isinstance(layer.self_attn.q_proj, linear)
         and isinstance(layer.mlp.gate_proj, linear)
         for layer in decoder.layers

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -302,37 +302,38 @@ def build_step(
     counts = np.array([len(work.tokens) for work in works], dtype=np.int64)  # [W]
     starts = np.array([work.start for work in works], dtype=np.int64)
     ends = starts + counts
-    used = np.maximum(ends, [max(work.places, default=-1) + 1 for work in works])  # slots
-    order, group_bounds, tiles = np.arange(len(works)), list[int](), list[tuple[int, int]]()
+    used, order, group_bounds, tiles = ends, np.arange(len(works)), list[int](), list[tuple[int, int]]()
     if views is not None:
+        used = np.maximum(ends, [max(work.places, default=-1) + 1 for work in works])  # slots
         buckets = np.array([padded_keys(int(end), row_batching) for end in used], dtype=np.int64)
         order = np.lexsort((-counts, buckets))  # of the works: by group, then longest first
         group_bounds = [0, *(np.flatnonzero(np.diff(buckets[order])) + 1).tolist(), len(order)]
         tiles = _tiles(buckets[order].tolist(), group_bounds, key_bytes)
 
-    total = int(counts.sum())
-    past = np.cumsum(counts[order])  # end of each work's tokens, which run in that order
-    work_of = np.repeat(order, counts[order])  # [T]
-    positions = np.arange(total) - np.repeat(past - ends[order], counts[order])
+    lengths = counts[order]
+    past = lengths.cumsum()  # end of each work's tokens, which run in that order
+    total = int(past[-1])
+    positions = np.arange(total) - (past - ends[order]).repeat(lengths)
     flat = chain.from_iterable(works[index].tokens for index in order.tolist())
     tables = [np.array(work.blocks, dtype=np.int64) for work in works]  # copies: they may grow meanwhile
-    first_block = np.cumsum([0, *map(len, tables)])[:-1]
+    first_block = np.array([0, *accumulate(map(len, tables))])
     end_of = np.empty_like(past)
     end_of[order] = past
+    lasts = end_of.tolist()
     lying, branched = positions.copy(), dict[int, OnBranch]()  # where tokens stand
-    for work, end in zip(works, end_of.tolist(), strict=True):
+    for work, end in zip(works, lasts, strict=True):
         if work.parents:
             first = end - len(work.parents)
             branched |= put_on_branches(work.parents, work.places, first, positions, lying)
-    places = Tables(np.concatenate(tables), first_block[work_of])
+    places = Tables(np.concatenate(tables), first_block[order].repeat(lengths))
     slots = places.slots(lying, block_size)
 
-    groups, token, lengths = [], 0, counts[order].tolist()
+    groups, token, each = [], 0, lengths.tolist()
     for low, high in pairwise(group_bounds):
         first_token, of_group = token, []
         for begin, end in tiles:
             if low <= begin < high:
-                calls, token = _calls(lengths[begin:end], token, row_batching)
+                calls, token = _calls(each[begin:end], token, row_batching)
                 of_group.append(Tile(slice(begin - low, end - low), calls))
         members = order[low:high]
         groups.append(
@@ -347,7 +348,7 @@ def build_step(
             )
         )
 
-    keep = np.concatenate([np.arange(end - work.rows, end) for work, end in zip(works, end_of, strict=True)])
+    keep = np.concatenate([np.arange(end - work.rows, end) for work, end in zip(works, lasts, strict=True)])
     rows = len(keep)
 
     tensor = partial(uploaded, device=device)

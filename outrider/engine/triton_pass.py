@@ -22,7 +22,6 @@ from outrider.engine.triton_layers import TritonLinear
 from outrider.engine.triton_products import GROUP
 from outrider.engine.triton_rows import normed, turned
 
-USUAL = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 SILU = ("SiLUActivation", "SiLU")
 
 
@@ -111,7 +110,7 @@ class TritonPass:
 def run_by_kernels(model: Any) -> bool:
     """Lets a model whose linear layers are TritonLinear run by this pass, if it is of the usual kind; returns
     whether. The check of the engine tells whether that is right."""
-    if not is_usual(model, PackedColumns, USUAL) or not all(map(_fits, model.base_model.layers)):
+    if not is_usual(model, PackedColumns) or not all(map(_fits, model.base_model.layers)):
         return False
     for layer in model.base_model.layers:
         layer.mlp.gate_proj.together.linear.take_turns()

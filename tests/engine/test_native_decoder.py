@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.engine.engine import Engine, Work
 from outrider.engine.loading import load_engine
@@ -30,16 +32,28 @@ def logits(engine: Engine) -> list[torch.Tensor]:
     ]
 
 
+def with_norms_of_its_own(folder: Path, to: Path) -> Path:
+    """Returns a copy of a checkpoint in which no norm's weights are one."""
+    made = shutil.copytree(folder, to / "model")
+    weights, generator = load_file(made / "model.safetensors"), torch.Generator().manual_seed(4)
+    for name, weight in weights.items():
+        if "norm" in name:
+            weight.copy_(torch.rand(weight.shape, generator=generator) + 0.5)
+    save_file(weights, made / "model.safetensors", {"format": "pt"})
+    return made
+
+
 @pytest.mark.parametrize(
     "quantization",
     [None, pytest.param("int8", marks=pytest.mark.skipif(not multiplies_bytes(), reason="no bytes"))],
 )
-@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_it_gives_what_its_layers_give(
-    arch: str, quantization: str | None, checkpoint: Callable[..., Path]
+    arch: str, quantization: str | None, checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    engine = loaded(checkpoint(arch), quantization)
+    engine = loaded(with_norms_of_its_own(checkpoint(arch), tmp_path), quantization)
     decoder, engine.model.forward._decoder = engine.model.forward._decoder, None
+    assert decoder is not None
     expected = logits(engine)
     engine.model.forward._decoder = decoder
     found = logits(engine)

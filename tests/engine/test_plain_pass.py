@@ -39,7 +39,7 @@ def logits(model: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", [PackedLinear, Int8Linear])
-@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_the_same_bits_as_by_their_own_code(arch: str, kind: type[PackedLinear], tmp_path: Path) -> None:
     model = packed(arch, tmp_path, kind)
     assert run_plainly(model)
