@@ -49,7 +49,17 @@ def library() -> ctypes.CDLL | None:
     found.linear.argtypes = (layer, numbers, count, numbers, numbers, threads)
     found.gated.argtypes = (layer, layer, numbers, count, numbers, threads)
     found.attend.argtypes = (step, heads, given, given, given, ctypes.c_void_p, numbers, threads)
-    found.decode.argtypes = (layer, heads, step, *(numbers,) * 4, count, *(numbers,) * 2, threads)
+    found.move_slots.argtypes = (heads, ctypes.c_void_p)
+    found.decode.argtypes = (
+        layer,
+        heads,
+        step,
+        ctypes.c_void_p,
+        *(numbers,) * 4,
+        count,
+        *(numbers,) * 2,
+        threads,
+    )
     of_rows = (ctypes.c_void_p,) * 2
     found.guess.argtypes = (layer, *of_rows, count, given, count, ctypes.c_double, *of_rows, threads)
     found.guess.restype = count

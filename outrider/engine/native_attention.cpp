@@ -236,6 +236,29 @@ class Attention {
 
 extern "C" {
 
+// Copies what slots hold to others, all at once: one may be from where another goes.
+void move_slots(const Heads* heads, const Moves* moves) {
+    static thread_local std::vector<float> held;
+    const int64_t width = heads->width, wide = filled(heads->value_width), slots = heads->blocks * LANES;
+    held.resize(moves->count * (width + wide));
+    for (int64_t h = 0; h < heads->keys; h++) {
+        float* keys = heads->key_pool + h * slots * width;
+        float* values = heads->value_pool + h * slots * wide;
+        for (int64_t i = 0; i < moves->count; i++) {
+            float* to = held.data() + i * (width + wide);
+            const float* key = keys + moves->from[i] / LANES * LANES * width + moves->from[i] % LANES;
+            for (int64_t k = 0; k < width; k++) to[k] = key[k * LANES];
+            memcpy(to + width, values + moves->from[i] * wide, sizeof(float) * wide);
+        }
+        for (int64_t i = 0; i < moves->count; i++) {
+            const float* from = held.data() + i * (width + wide);
+            float* key = keys + moves->to[i] / LANES * LANES * width + moves->to[i] % LANES;
+            for (int64_t k = 0; k < width; k++) key[k * LANES] = from[k];
+            memcpy(values + moves->to[i] * wide, from + width, sizeof(float) * wide);
+        }
+    }
+}
+
 // Stores the step's keys and values, then lets each token see its session's: out [T, queries, value_width].
 // `turning`: null = queries and keys are as they are.
 void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,

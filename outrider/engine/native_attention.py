@@ -67,6 +67,19 @@ class Heads(ctypes.Structure):
     )
 
 
+class Moves(ctypes.Structure):
+    """`Moves` of native_calls.h."""
+
+    _fields_ = (*pointers("source", "target"), ("count", ctypes.c_int64))
+
+    @classmethod
+    def of(cls, moves: tuple[torch.Tensor, torch.Tensor] | None) -> Moves:
+        """`moves`: slots [n] from and to, which the caller keeps."""
+        return (
+            cls(None, None, 0) if moves is None else cls(*(each.data_ptr() for each in moves), len(moves[0]))
+        )
+
+
 class _Given(ctypes.Structure):
     """`Given` of native_attention.cpp: a tensor [H, T, W] whose rows are contiguous."""
 
@@ -97,10 +110,12 @@ class NativePools(KvPools):
         if copies is None or len(pools) != 2:
             super().copy_slots(layer, copies)
             return
-        (keys, values), (source, target) = pools, copies
-        keys[:, target // LANES, :, target % LANES] = keys[:, source // LANES, :, source % LANES]
-        slots = values.view(values.shape[0], -1, values.shape[3])
-        slots[:, target] = slots[:, source]
+        keys, values = pools
+        heads = Heads(
+            keys=keys.shape[0], width=keys.shape[2], value_width=values.shape[3], blocks=keys.shape[1]
+        )
+        heads.key_pool, heads.value_pool = keys.data_ptr(), values.data_ptr()
+        loaded().move_slots(ctypes.byref(heads), ctypes.byref(Moves.of(copies)))
 
     def _like(self, pool: torch.Tensor) -> torch.Tensor:
         return self._zeros(pool, (pool.shape[0], self.num_blocks + 1, *pool.shape[2:]))

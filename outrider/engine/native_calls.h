@@ -39,6 +39,12 @@ struct Heads {
     int64_t blocks;
 };
 
+// Slots whose keys and values go to others, [count] from and to, before a step stores its own.
+struct Moves {
+    const int64_t *from, *to;
+    int64_t count;
+};
+
 // What is done to heads of queries and keys before they meet.
 struct Turning {
     const float *cosines, *sines;         // [positions, width]; a sine has the sign of its half
@@ -113,8 +119,9 @@ void linear(const Linear* layer, const float* x, int64_t n, const float* added, 
 void gated(const Linear* both, const Linear* down, const float* x, int64_t n, float* y, int threads);
 void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,
             const Turning* turning, float* out, int threads);
-void decode(const Decoder* decoder, const Heads* heads, const Step* step, const int64_t* ids, const float* cosines,
-            const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits, int threads);
+void move_slots(const Heads* heads, const Moves* moves);
+void decode(const Decoder* decoder, const Heads* heads, const Step* step, const Moves* moves, const int64_t* ids,
+            const float* cosines, const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits, int threads);
 int64_t guess(const Speculator* speculator, const float* states, const int64_t* tokens, int64_t n, const Draw* draws,
               int64_t most, double least, int64_t* ids, float* shares, int threads);
 void carry_mamba2(float* state, const float* kept, const float* written, const float* place, const float* look,

@@ -15,7 +15,7 @@ from torch import nn
 
 from outrider.engine.attention import LayerAttention
 from outrider.engine.native import loaded, pointers
-from outrider.engine.native_attention import NativeAttention
+from outrider.engine.native_attention import Moves, NativeAttention
 from outrider.engine.native_layers import DecoderLayer, Embeddings, Layer
 
 AT_ONCE = 1024  # positions
@@ -92,9 +92,6 @@ class NativeDecoder:
         """Returns of the n tokens to keep what goes into the last norm [n, H], and their logits [n, V]; these
         are of no width if another head follows."""
         heads = attention.heads(self.hows)
-        if inputs.moves is not None:
-            for layer in self.hows:
-                attention.pools.copy_slots(layer, inputs.moves)
         tables = self._rotations.up_to(inputs.native.end)
         kept = len(inputs.keep)
         states = torch.empty((kept, self._embeddings.width), dtype=torch.float32)
@@ -103,6 +100,7 @@ class NativeDecoder:
             ctypes.byref(self._struct),
             heads,
             ctypes.byref(inputs.native),
+            ctypes.byref(Moves.of(inputs.moves)),
             inputs.input_ids.data_ptr(),
             *(table.data_ptr() for table in tables),
             inputs.keep.data_ptr(),

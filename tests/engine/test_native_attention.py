@@ -157,3 +157,19 @@ def test_what_is_not_in_float32_is_refused_before_it_is_read() -> None:
     text.value = text.value.to(torch.bfloat16)
     with pytest.raises(TypeError, match="in float32, not in"):
         read(text, [20])
+
+
+def test_slots_may_change_places() -> None:
+    how = WAYS["widths"]
+    pools = NativePools(3, 16)
+    keys, values = pools.made(0, how)
+    keys.copy_(torch.randn(keys.shape)), values.copy_(torch.randn(values.shape))
+
+    def held(slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return keys[:, slot // 16, :, slot % 16].clone(), values[:, slot // 16, slot % 16].clone()
+
+    before = [held(slot) for slot in range(48)]
+    pools.copy_slots(0, (torch.tensor([3, 37, 3]), torch.tensor([37, 3, 20])))
+    came_from = {37: 3, 3: 37, 20: 3}
+    for slot in range(48):
+        assert all(map(torch.equal, held(slot), before[came_from.get(slot, slot)]))
