@@ -312,8 +312,7 @@ def build_step(
 
     lengths = counts[order]
     past = lengths.cumsum()  # end of each work's tokens, which run in that order
-    total = int(past[-1])
-    positions = np.arange(total) - (past - ends[order]).repeat(lengths)
+    positions = np.arange(past[-1]) - (past - ends[order]).repeat(lengths)
     flat = chain.from_iterable(works[index].tokens for index in order.tolist())
     tables = [np.array(work.blocks, dtype=np.int64) for work in works]  # copies: they may grow meanwhile
     first_block = np.array([0, *accumulate(map(len, tables))])
@@ -353,7 +352,7 @@ def build_step(
 
     tensor = partial(uploaded, device=device)
     inputs = StepInputs(
-        tensor(np.fromiter(flat, np.int64, total))[None],
+        tensor(np.fromiter(flat, np.int64, len(positions)))[None],
         tensor(positions)[None],
         tensor(slots),
         tensor(keep if rows else np.zeros(1, dtype=np.int64)),
