@@ -62,12 +62,13 @@ struct Given {
 
 // A model's input embeddings.
 struct Embeddings {
-    const void* rows;  // [V, width] float32, or bfloat16 if `halves`
-    int64_t width, halves;
+    const void* rows;  // [count, width] float32, or bfloat16 if `halves`
+    int64_t count, width, halves;
 
-    // Writes those of n tokens: [n, width].
-    void read(const int64_t* tokens, int64_t n, float* to) const {
+    // Writes those of n tokens: [n, width]. Returns whether there are such tokens.
+    bool read(const int64_t* tokens, int64_t n, float* to) const {
         for (int64_t t = 0; t < n; t++, to += width) {
+            if (tokens[t] < 0 || tokens[t] >= count) return false;
             const int64_t first = tokens[t] * width;
             if (!halves) {
                 memcpy(to, (const float*)rows + first, sizeof(float) * width);
@@ -78,6 +79,7 @@ struct Embeddings {
                 memcpy(to + i, &bits, sizeof(bits));
             }
         }
+        return true;
     }
 };
 
@@ -120,8 +122,9 @@ void gated(const Linear* both, const Linear* down, const float* x, int64_t n, fl
 void attend(const Step* step, const Heads* heads, const Given* query, const Given* key, const Given* value,
             const Turning* turning, float* out, int threads);
 void move_slots(const Heads* heads, const Moves* moves);
-void decode(const Decoder* decoder, const Heads* heads, const Step* step, const Moves* moves, const int64_t* ids,
-            const float* cosines, const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits, int threads);
+int decode(const Decoder* decoder, const Heads* heads, const Step* step, const Moves* moves, const int64_t* ids,
+           const float* cosines, const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits,
+           int threads);
 int64_t guess(const Speculator* speculator, const float* states, const int64_t* tokens, int64_t n, const Draw* draws,
               int64_t most, double least, int64_t* ids, float* shares, int threads);
 void carry_mamba2(float* state, const float* kept, const float* written, const float* place, const float* look,

@@ -29,19 +29,22 @@ void decoder_layer(const DecoderLayer* layer, const Step* step, const Heads* hea
 extern "C" {
 
 // Runs a step of tokens with these ids, after slots have moved in all layers. heads: of each layer; cosines, sines [positions, head width]. Writes of the
-// tokens to keep what goes into the last norm: states [kept, H]; and, if there is a head, what it gives: [kept, V].
-void decode(const Decoder* decoder, const Heads* heads, const Step* step, const Moves* moves, const int64_t* ids,
-            const float* cosines, const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits, int threads) {
+// tokens to keep what goes into the last norm: states [kept, H]; and, if there is a head, what it gives: [kept, V]. Returns
+// whether there are such tokens; if not, nothing was done.
+int decode(const Decoder* decoder, const Heads* heads, const Step* step, const Moves* moves, const int64_t* ids,
+           const float* cosines, const float* sines, const int64_t* keep, int64_t kept, float* states, float* logits,
+           int threads) {
     static thread_local std::vector<float> stream;
     const int64_t width = decoder->embeddings.width;
     stream.resize(step->tokens * width);
     float* x = stream.data();
-    decoder->embeddings.read(ids, step->tokens, x);
+    if (!decoder->embeddings.read(ids, step->tokens, x)) return 0;
     for (int64_t i = 0; i < decoder->count; i++) {
         if (moves->count > 0) move_slots(heads + i, moves);
         decoder_layer(decoder->layers + i, step, heads + i, cosines, sines, x, x, threads);
     }
     for (int64_t row = 0; row < kept; row++) memcpy(states + row * width, x + keep[row] * width, sizeof(float) * width);
     if (decoder->head != nullptr) linear(decoder->head, states, kept, nullptr, logits, threads);
+    return 1;
 }
 }

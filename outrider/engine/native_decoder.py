@@ -37,7 +37,7 @@ class Rotations:
 
     def __init__(self, rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]], width: int) -> None:
         self._rotary = rotary
-        self._signs = torch.ones(width)
+        self._signs = torch.ones(width, dtype=torch.float32)
         self._signs[: width // 2] = -1
         self._tables = (torch.empty(0, width), torch.empty(0, width))
 
@@ -96,7 +96,7 @@ class NativeDecoder:
         kept = len(inputs.keep)
         states = torch.empty((kept, self._embeddings.width), dtype=torch.float32)
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
-        loaded().decode(
+        ran = loaded().decode(
             ctypes.byref(self._struct),
             heads,
             ctypes.byref(inputs.native),
@@ -109,4 +109,6 @@ class NativeDecoder:
             logits.data_ptr(),
             torch.get_num_threads(),
         )
+        if not ran:
+            raise IndexError("a step holds a token that the model has no embedding of")
         return states, logits

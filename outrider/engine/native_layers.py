@@ -53,12 +53,15 @@ class DecoderLayer(ctypes.Structure):
 class Embeddings(ctypes.Structure):
     """`Embeddings` of native_calls.h: a model's input embeddings."""
 
-    _fields_ = (*pointers("rows"), ("width", ctypes.c_int64), ("halves", ctypes.c_int64))
+    _fields_ = (
+        *pointers("rows"),
+        *((name, ctypes.c_int64) for name in ("count", "width", "halves")),
+    )
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Embeddings:
         """`weight` [V, H] is kept by who calls."""
-        return cls(weight.data_ptr(), weight.shape[1], weight.dtype == torch.bfloat16)
+        return cls(weight.data_ptr(), *weight.shape, weight.dtype == torch.bfloat16)
 
     @staticmethod
     def fit(weight: torch.Tensor) -> bool:

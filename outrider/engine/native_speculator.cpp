@@ -142,7 +142,8 @@ float rank(const float* row, const Speculator& speculator, const Draw& draw, int
 
 extern "C" {
 
-// Guesses behind each of n tokens, until no row survives with `least` or there are `most` guesses; returns how many.
+// Guesses behind each of n tokens, until no row survives with `least` or there are `most` guesses; returns how many; 0
+// = there are no such tokens.
 // states [n, H], draws [n] of the first guesses; ids, shares [most, n, ranked] are written.
 int64_t guess(const Speculator* speculator, const float* states, const int64_t* tokens, int64_t n, const Draw* draws,
               int64_t most, double least, int64_t* ids, float* shares, int threads) {
@@ -156,7 +157,7 @@ int64_t guess(const Speculator* speculator, const float* states, const int64_t* 
     last.assign(tokens, tokens + n);
     linear(s.state, states, n, nullptr, own.data(), threads);
     for (int64_t made = 0; made < most;) {
-        s.embeddings.read(last.data(), n, embedded.data());
+        if (!s.embeddings.read(last.data(), n, embedded.data())) return 0;
         linear(s.own, own.data(), n, nullptr, between.data(), threads);
         linear(s.token, embedded.data(), n, between.data(), inner.data(), threads);
         gated(s.both, s.down, inner.data(), n, own.data(), threads);

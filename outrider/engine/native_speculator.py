@@ -93,6 +93,8 @@ class NativeSpeculator:
             shares.ctypes.data,
             torch.get_num_threads(),
         )
+        if not made:
+            raise IndexError("the speculator is asked what follows a token that the model does not know")
         told, chances = ids[:made].tolist(), shares[:made].tolist()
         return [
             [Ranked(tuple(told[at][row]), tuple(chances[at][row])) for at in range(made)]

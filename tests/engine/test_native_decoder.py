@@ -114,3 +114,12 @@ def test_which_rotations_have_tables(kind: str | None, fits: bool) -> None:
     rotary: Any = Rotary()
     rotary.rope_type = kind
     assert Rotations.fit(rotary) == fits
+
+
+@pytest.mark.parametrize("token", [-1, 10**6, 2**62])
+def test_a_token_without_an_embedding_is_refused(token: int, checkpoint: Callable[..., Path]) -> None:
+    """Whoever let it come so far: native code would read what lies behind the embeddings."""
+    engine = loaded(checkpoint("llama"))
+    with pytest.raises(IndexError, match="no embedding"):
+        engine.step([Work([0], 0, [7, token], 1)])
+    assert len(logits(engine)) == 3

@@ -123,3 +123,10 @@ def test_a_state_that_is_no_number_is_guessed_nothing_behind(
     broken, beside = speculating._native.guess(states[:2], [40, 40], rows(WAYS[way], 2)[:1], 0.0)
     assert broken[0].shares[0] != broken[0].shares[0] and set(broken[0].ids) <= set(IDS.tolist())
     assert [beside] == alone
+
+
+def test_a_token_without_an_embedding_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    speculating, states = made(monkeypatch, NativeLinear)
+    assert speculating._native is not None
+    with pytest.raises(IndexError, match="does not know"):
+        speculating._native.guess(states[:1], [VOCAB], rows(WAYS["greedy"], 1), 0.0)
