@@ -21,7 +21,8 @@ def threads():
 
 async def main():
     with ThreadPoolExecutor(1) as loading:
-        engine = loading.submit(load_engine, sys.argv[1], kv_memory_bytes=2**24, threads=2).result()
+        how = {"kv_memory_bytes": 2**24, "threads": 2, "dtype": "bfloat16"}  # in which torch computes
+        engine = loading.submit(load_engine, sys.argv[1], **how).result()
     print(engine.threads, await engine.run(torch.get_num_threads), torch.get_num_threads())
     works = [Work(list(range(32)), 0, [1] * 400, 1)]  # a mask of 400 times 400 and more: worth two threads
     before = threads()  # the loading thread and its helper may still be on their way out: only new ones count
