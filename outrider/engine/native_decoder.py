@@ -1,7 +1,8 @@
 """A usual decoder's forward pass in one call of native_decoder.cpp.
 
 Each operation between the products of a layer costs microseconds in which the weights wait, more than its
-arithmetic: caches are cold by then, and threads fall asleep. With thirty layers that was half of a step.
+arithmetic: caches are cold by then, and threads fall asleep. With thirty small layers that was a third of a
+step, or more.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@
 namespace {
 
 constexpr int64_t CANDIDATES = 128;  // tokens of a row, the likeliest: others win hardly ever, and noise takes time
+constexpr float SMALLEST_TEMPERATURE = 1e-30f;  // as in shaping.py
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;  // as in noise.py
 
 struct Token {
@@ -91,9 +92,9 @@ void likeliest(const float* row, int64_t count, int64_t wanted, std::vector<Toke
 // cannot draw.
 // The order of transforms is that of SamplingParams.
 void shape(const Draw& draw, int64_t ahead, const int64_t* vocabulary, std::vector<Token>& tokens) {
-    const float most = tokens[0].score;
+    const float most = tokens[0].score, temperature = std::max(float(draw.temperature), SMALLEST_TEMPERATURE);
     for (Token& token : tokens)
-        token.score = std::max((token.score - most) / float(draw.temperature), -std::numeric_limits<float>::max());
+        token.score = std::max((token.score - most) / temperature, -std::numeric_limits<float>::max());
     size_t kept = tokens.size();
     if (draw.top_k > 0 && size_t(draw.top_k) < kept)
         for (kept = draw.top_k; kept < tokens.size() && tokens[kept].score == tokens[kept - 1].score;) kept++;

@@ -25,6 +25,7 @@ KINDS = [
 WAYS = {
     "greedy": SamplingParams(temperature=0.0),
     "drawn": SamplingParams(temperature=0.8, seed=5),
+    "hardly drawn": SamplingParams(temperature=1e-300, seed=5),
     "drawn from all alike": SamplingParams(temperature=100.0, seed=2**53),
     "few": SamplingParams(temperature=1.5, top_k=4, seed=9),
     "one": SamplingParams(temperature=1.5, top_k=1, seed=9),
