@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from outrider.engine import packed, plain_pass
-from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native import library
 from outrider.engine.native_layers import NativeEvenInt8Linear, NativeInt8Linear, NativeLinear
 from outrider.engine.quantized import EvenInt8Linear, Int8Linear
 from outrider.engine.turning import fold_norms, turn
@@ -18,7 +18,7 @@ from outrider.errors import StartupError, in_one_line
 
 log = logging.getLogger(__name__)
 
-# By whether native_products.cpp has products in 8 bits here. The first is for rows of even numbers.
+# By whether there is native code here. The first is for rows of even numbers.
 EVEN_AND_OTHERS: dict[bool, tuple[type[packed.PackedLinear], type[packed.PackedLinear]]] = {
     True: (NativeEvenInt8Linear, NativeInt8Linear),
     False: (EvenInt8Linear, Int8Linear),
@@ -98,7 +98,7 @@ class Int8:
     keeps_bits = True
 
     def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
-        of_bytes, of_pairs = EVEN_AND_OTHERS[multiplies_bytes()]
+        of_bytes, of_pairs = EVEN_AND_OTHERS[library() is not None]
         if even := turn(model, bare):
             others = {module for module in model.modules() if type(module) is nn.Linear} - even
             packed.pack(model, of_bytes, bare | others)

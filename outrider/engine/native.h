@@ -1,47 +1,21 @@
-// What products and attention on a CPU share: numbers by the sixteen, and sums that stay in registers.
+// What products and attention on a CPU share: sums that stay in registers.
 //
 // Compiled by native.py for the processor at hand. What a row gets follows from its own numbers alone, to the
 // bit: sums of float32 are formed in one order, however many rows, threads and lanes there are.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "native_lanes.h"
+
 #include <type_traits>
-#if defined(__AVX512VNNI__)
-#include <immintrin.h>
-#endif
 
 namespace {
 
-constexpr int LANES = 16;  // numbers at a time
 #if defined(__AVX512F__)
 constexpr int VECTORS = 4;  // of so many numbers, whose sums fit into the registers for TILE rows
 #else
 constexpr int VECTORS = 1;
 #endif
 constexpr int TILE = 6;  // rows that share what is read
-
-typedef float Lanes __attribute__((vector_size(4 * LANES)));
-typedef uint32_t Whole __attribute__((vector_size(4 * LANES)));
-
-// A float32 of this size counts in ones: what is added to it is rounded to a whole number, in its lower bits.
-constexpr float ONES = 12582912.0f;
-
-inline Lanes lanes(const float* from) {
-    Lanes found;
-    memcpy(&found, from, sizeof(found));
-    return found;
-}
-
-inline void put(float* to, Lanes some) { memcpy(to, &some, sizeof(some)); }
-
-inline void put_lowest(uint8_t* to, Whole some) {  // byte of each
-#if defined(__AVX512VNNI__)
-    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)some));  // which compilers do not come upon
-#else
-    for (int lane = 0; lane < LANES; lane++) to[lane] = some[lane];
-#endif
-}
 
 inline float mean_square(const float* x, int64_t count) {
     Lanes sums = {};
@@ -51,20 +25,6 @@ inline float mean_square(const float* x, int64_t count) {
     for (int lane = 0; lane < LANES; lane++) total += sums[lane];
     for (; i < count; i++) total += x[i] * x[i];
     return total / count;
-}
-
-// exp as a polynomial: within two units in the last place.
-inline Lanes exponential(Lanes x) {
-    x = x > 88.0f ? Lanes{} + 88.0f : x < -87.0f ? Lanes{} - 87.0f : x;
-    const Lanes turns = x * 1.44269504f + ONES, whole = turns - ONES;
-    const Lanes rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-    Lanes found = rest * 1.9875691500e-4f + 1.3981999507e-3f;
-    found = found * rest + 8.3334519073e-3f;
-    found = found * rest + 4.1665795894e-2f;
-    found = found * rest + 1.6666665459e-1f;
-    found = found * rest + 5.0000001201e-1f;
-    found = found * (rest * rest) + rest + 1.0f;
-    return (Lanes)((Whole)found + ((Whole)turns << 23));  // the whole number is in the lower bits
 }
 
 // The sums of R rows with N vectors, in registers: an array of them a compiler may leave in memory.

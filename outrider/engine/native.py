@@ -37,7 +37,7 @@ def pointers(*names: str) -> tuple[tuple[str, type[ctypes.c_void_p]], ...]:
 @cache
 def library() -> ctypes.CDLL | None:
     """Returns the compiled library; None where it cannot be had, which is logged once."""
-    if platform.machine() != "x86_64":
+    if platform.machine() != "x86_64" or "avx2" not in _processor()[1].split():
         return None
     try:
         found = ctypes.CDLL(str(compiled()))
@@ -76,24 +76,16 @@ def loaded() -> ctypes.CDLL:
     return found
 
 
-def multiplies_bytes() -> bool:
-    """Returns whether it has products in 8 bits for this processor."""
-    found = library()
-    return found is not None and bool(found.knows_bytes())
-
-
 def compiled() -> Path:
     """Returns the library's file, kept in the user's cache for each processor, compiler and source."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise FileNotFoundError(f"there is no {' or '.join(COMPILERS)}")
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = [line for line in lines if line.startswith(("model name", "flags"))][:2]
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
     hashed = hashlib.sha256(version)
     for source in (*HEADERS, *SOURCES):
         hashed.update(source.read_bytes())
-    hashed.update("\n".join([*FLAGS, *processor]).encode())
+    hashed.update("\n".join([*FLAGS, *_processor()]).encode())
     name = f"native-{hashed.hexdigest()[:16]}.so"
     folder = _own_folder()
     if not (folder / name).exists():
@@ -103,6 +95,12 @@ def compiled() -> Path:
             subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
             made.replace(folder / name)
     return folder / name
+
+
+def _processor() -> list[str]:
+    """Returns the lines that tell which it is and what it can do, as Linux writes them."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return [line for line in lines if line.startswith(("model name", "flags"))][:2]
 
 
 def _own_folder() -> Path:

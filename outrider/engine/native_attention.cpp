@@ -184,7 +184,7 @@ class Attention {
                 some = cap - 2 * cap / (1 + exponential(some * (2 / cap)));  // cap * tanh(score / cap)
                 put(row + i, some);
             }
-            tops = some > tops ? some : tops;
+            tops = larger(some, tops);
         }
         if (cap > 0) {
             std::fill(row, row + from, LEAST);
@@ -194,7 +194,7 @@ class Attention {
         for (int lane = 0; lane < LANES; lane++) top = std::max(top, tops[lane]);
         Lanes totals = {};
         for (int64_t i = 0; i < end; i += LANES) {
-            const Lanes apart = lanes(row + i) - top, weight = apart < -87.0f ? Lanes{} : exponential(apart);
+            const Lanes apart = lanes(row + i) - top, weight = choose(apart < -87.0f, Lanes{}, exponential(apart));
             put(row + i, weight);
             totals += weight;
         }

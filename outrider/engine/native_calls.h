@@ -115,7 +115,7 @@ struct Draw {
 };
 
 extern "C" {
-int knows_bytes();
+int group_size();
 int use_tiles();
 void linear(const Linear* layer, const float* x, int64_t n, const float* added, float* y, int threads);
 void gated(const Linear* both, const Linear* down, const float* x, int64_t n, float* y, int threads);

@@ -12,8 +12,7 @@ from outrider.engine.native import loaded, pointers
 from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedLinear
 
-# As in native_sums.h: outputs that lie together, bytes multiplied at once, and those of a tile's row.
-GROUP, FOUR, LINE = 64, 4, 64
+FOUR, LINE = 4, 64  # as in native_sums.h: bytes multiplied at once, and those of a tile's row
 FLOATS, BYTES, PAIRS = 0, 1, 2  # kinds of activations: as they are, a byte each, two bytes each
 LARGEST = 127  # whole weight
 ROWS = 4096  # of weights that are rounded at a time: what that takes stays small
@@ -86,7 +85,8 @@ class NativeLinear(PackedLinear):
         firsts, counts = _groups(parts or [self.out_features])
         self._point(columns=torch.tensor(firsts), counts=torch.tensor(counts))
         # Outputs that fill groups up are the last one's again; nobody gets them.
-        self._rows = (torch.tensor(firsts)[:, None] + torch.arange(GROUP)).clamp_(max=self.out_features - 1)
+        rows = torch.tensor(firsts)[:, None] + torch.arange(loaded().group_size())
+        self._rows = rows.clamp_(max=self.out_features - 1)
         self.layer.groups = len(firsts)
         if bias is not None:
             self._point(bias=bias.detach()[self._rows])
@@ -134,7 +134,8 @@ class NativeInt8Linear(NativeLinear):
             whole[some, : self.in_features] = (weight[some] / scales[some, None]).round_()
         sums = whole.sum(1, dtype=torch.int32) * MIDDLE
         self._point(scales=scales[self._rows], sums=sums[self._rows])
-        self._point(weight=whole[self._rows].view(-1, GROUP, depth // FOUR, FOUR).transpose(1, 2))
+        size = loaded().group_size()
+        self._point(weight=whole[self._rows].view(-1, size, depth // FOUR, FOUR).transpose(1, 2))
         return depth
 
 
@@ -188,9 +189,9 @@ def _groups(parts: Sequence[int]) -> tuple[list[int], list[int]]:
     joined: a group belongs to one of them."""
     firsts: list[int] = []
     counts: list[int] = []
-    begin = 0
+    begin, size = 0, loaded().group_size()
     for part in parts:
-        firsts += range(begin, begin + part, GROUP)
-        counts += [min(GROUP, part - first) for first in range(0, part, GROUP)]
+        firsts += range(begin, begin + part, size)
+        counts += [min(size, part - first) for first in range(0, part, size)]
         begin += part
     return firsts, counts

@@ -23,19 +23,37 @@ constexpr int PARTS = 256;    // fine steps in a coarse one
 
 enum Kind : int64_t { FLOATS, BYTES, PAIRS };  // of activations: each as it is, as a byte, as two
 
+#if defined(__AVX512VNNI__)
+constexpr bool APART = true;  // the two bytes are rows of their own
+#else
+constexpr bool APART = false;  // a number has 16 bits, in either case
+#endif
+
 bool tiles_are_used = false;  // for bytes
 
 float largest_of(const float* x, int64_t count) {  // as a number without a sign
     Lanes found = {};
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        const Lanes some = lanes(x + i), size = some < 0 ? -some : some;
-        found = size > found ? size : found;
+        const Lanes some = lanes(x + i);
+        found = larger(larger(some, -some), found);
     }
     float largest = 0;
     for (int lane = 0; lane < LANES; lane++) largest = std::max(largest, found[lane]);
     for (; i < count; i++) largest = std::max(largest, std::fabs(x[i]));
     return largest;
+}
+
+// Writes the numbers of a row as whole ones, with zeros behind them.
+void put_whole(const float* x, int64_t count, int64_t depth, float many, int16_t* to) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) put_lower_half(to + i, (Whole)(lanes(x + i) * many + ONES));
+    for (; i < depth; i++) {
+        const float whole = (i < count ? x[i] * many : 0) + ONES;
+        uint32_t bits;
+        memcpy(&bits, &whole, sizeof(bits));
+        to[i] = bits;
+    }
 }
 
 // A few rows read the weights faster in other instructions.
@@ -45,6 +63,7 @@ bool runs_in_tiles(const Linear& linear, int n) { return tiles_are_used && linea
 struct Prepared {
     std::vector<float> floats;   // [ROWS, depth]
     std::vector<uint8_t> bytes;  // [ROWS or 2 ROWS, depth]; of pairs the fine ones come first
+    std::vector<int16_t> whole;  // [ROWS, depth]; these or those
     std::vector<float> steps;    // [ROWS] what a whole number of a row is worth
     const float* rows;           // [n, depth] those of floats, or what was given
 
@@ -52,7 +71,8 @@ struct Prepared {
         if (linear.kind == FLOATS) {
             if (linear.eps >= 0) floats.resize(ROWS * linear.depth);
         } else {
-            bytes.resize(linear.kind * ROWS * linear.depth);
+            if (APART) bytes.resize(linear.kind * ROWS * linear.depth);
+            else whole.resize(ROWS * linear.depth);
             steps.resize(ROWS);
         }
     }
@@ -76,6 +96,7 @@ struct Prepared {
         const float largest = largest_of(x, linear.in), most = pairs ? LARGEST * PARTS + LARGEST : LARGEST;
         const float many = largest > 0 ? most / largest : 0;
         steps[r] = largest / most * scale;  // a norm multiplies a row, which changes none of its whole numbers
+        if (!APART) return put_whole(x, linear.in, linear.depth, many, whole.data() + r * linear.depth);
         uint8_t* fine = bytes.data() + linear.kind * r * linear.depth;
         uint8_t* coarse = pairs ? fine + linear.depth : nullptr;
         const float middle = ONES + (pairs ? MIDDLE * PARTS + MIDDLE : MIDDLE);
@@ -99,6 +120,12 @@ struct Prepared {
         const int64_t first = group * GROUP;
         if (linear.kind == FLOATS) {
             multiply(rows, n, linear.depth, (const float*)linear.weight + first * linear.depth, found);
+        } else if (!APART) {
+            alignas(64) double sums[ROWS * GROUP];
+            multiply(whole.data(), n, linear.depth, (const int8_t*)linear.weight + first * linear.depth, sums);
+            for (int r = 0; r < n; r++)
+                for (int o = 0; o < GROUP; o++)
+                    found[r * GROUP + o] = float(sums[r * GROUP + o]) * (linear.scales[first + o] * steps[r]);
         } else {
             alignas(64) int32_t sums[2 * ROWS * GROUP];
             const int8_t* weight = (const int8_t*)linear.weight + first * linear.depth;
@@ -146,14 +173,8 @@ void write(const Linear& linear, int n, int64_t group, const float* found, const
 
 extern "C" {
 
-// Returns whether products in 8 bits can be had, too.
-int knows_bytes() {
-#if defined(__AVX512VNNI__)
-    return 1;
-#else
-    return 0;
-#endif
-}
+// Returns how many outputs' weights are to lie together.
+int group_size() { return GROUP; }
 
 // Lets products in 8 bits run by the processor's tiles, where it has some and they give the same sums. Returns whether.
 int use_tiles() {

@@ -37,7 +37,7 @@ double gumbel(uint64_t key, int64_t id) {
 float largest_in(const float* row, int64_t count) {
     Lanes most = Lanes{} + row[0];
     int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) most = lanes(row + i) > most ? lanes(row + i) : most;
+    for (; i + LANES <= count; i += LANES) most = larger(lanes(row + i), most);
     float found = row[0];
     for (int lane = 0; lane < LANES; lane++) found = std::max(found, most[lane]);
     for (; i < count; i++) found = std::max(found, row[i]);
@@ -64,7 +64,7 @@ void take_from(const float* row, int64_t count, float least, std::vector<Token>&
     found.clear();
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        const auto taken = lanes(row + i) >= least;
+        const Mask taken = lanes(row + i) >= least;
         bool any = false;
         for (int lane = 0; lane < LANES; lane++) any |= taken[lane] != 0;
         if (!any) continue;

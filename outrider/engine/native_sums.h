@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int GROUP = 64;    // outputs whose weights lie together
+constexpr int GROUP = VECTORS * LANES;  // outputs whose weights lie together
 constexpr int FOUR = 4;      // bytes that one instruction multiplies and adds
 constexpr int SIXTEEN = 16;  // rows of LINE bytes that are a tile of the processor's
 constexpr int DEPTH = 1024;  // inputs of a block of weights, which the caches hold
@@ -57,11 +57,65 @@ struct Bytewise<0> {
 };
 #endif
 
+#if defined(__AVX2__)
+#define INLINE inline __attribute__((always_inline))  // else sums would lie in memory all the time
+
+inline __m256i sixteen(const int8_t* from) { return _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)from)); }
+
+// Adds the sums of four outputs, those of even and of odd pairs side by side.
+inline void add_to(double* sums, __m256i pairs) {
+    const __m256d low = _mm256_cvtepi32_pd(_mm256_castsi256_si128(pairs));
+    const __m256d high = _mm256_cvtepi32_pd(_mm256_extracti128_si256(pairs, 1));
+    const __m256d four = _mm256_permute4x64_pd(_mm256_hadd_pd(low, high), 0xd8);
+    _mm256_storeu_pd(sums, _mm256_add_pd(_mm256_loadu_pd(sums), four));
+}
+
+// Sums of R rows of whole numbers of 16 bits with V x 4 outputs.
+template <int R, int V>
+struct Pairwise {
+    __m256i a = {}, b = {}, c = {}, d = {};  // with two vectors, a and b alone
+    Pairwise<R - 1, V> others;
+
+    INLINE void add(const int16_t* x, int64_t stride, __m256i first, __m256i second, __m256i third, __m256i fourth) {
+        int64_t four;
+        memcpy(&four, x, sizeof(four));
+        const __m256i same = _mm256_set1_epi64x(four);
+        a = _mm256_add_epi32(a, _mm256_madd_epi16(same, first));
+        b = _mm256_add_epi32(b, _mm256_madd_epi16(same, second));
+        if (V > 2) {
+            c = _mm256_add_epi32(c, _mm256_madd_epi16(same, third));
+            d = _mm256_add_epi32(d, _mm256_madd_epi16(same, fourth));
+        }
+        others.add(x + stride, stride, first, second, third, fourth);
+    }
+    INLINE void store(double* sums) const {
+        add_to(sums, a);
+        add_to(sums + 4, b);
+        if (V > 2) add_to(sums + 8, c), add_to(sums + 12, d);
+        others.store(sums + GROUP);
+    }
+};
+
+template <int V>
+struct Pairwise<0, V> {
+    INLINE void add(const int16_t*, int64_t, __m256i, __m256i, __m256i, __m256i) {}
+    INLINE void store(double*) const {}
+};
+#endif
+
 // Where a tile begins to call up what will be read next, LINES for each 256 bytes that are read. A block's only
 // tile calls up what comes soon; several share what follows the block, while they read this from the caches.
 template <int LINES>
 const char* next_of(const void* block, int64_t bytes, int share) {
     return (const char*)block + (LINES == 4 ? SOON : bytes + share * LINES * bytes / 4);
+}
+
+// Does so while a tile's `step`-th line of each group is read.
+template <int LINES>
+inline void call_up(const char* next, int64_t step) {
+    constexpr int READ = GROUP * FOUR / LINE;  // lines of a step
+    if (READ == 4) for (int i = 0; i < LINES; i++) __builtin_prefetch(next + (step * LINES + i) * LINE, 0, 2);
+    else __builtin_prefetch(next + step * LINES / 4 * LINE, 0, 2);
 }
 
 // Calls `run` with how many lines each of so many tiles calls up.
@@ -76,15 +130,13 @@ void with_lines(int tiles, Run run) {
 template <int R, int LINES>
 void tile(const float* rows, int64_t stride, const float* weight, int64_t inputs, float* sums, int share) {
     const char* next = next_of<LINES>(weight, inputs * GROUP * sizeof(*weight), share);
-    for (int first = 0; first < GROUP; first += VECTORS * LANES) {
-        Sums<R, VECTORS> found;
-        found.load(sums + first, GROUP);
-        for (int64_t k = 0; k < inputs; k++) {
-            for (int i = 0; i < LINES; i++) __builtin_prefetch(next + (k * LINES + i) * LINE, 0, 2);
-            found.add(rows + k, stride, weight + k * GROUP + first);
-        }
-        found.store(sums + first, GROUP);
+    Sums<R, VECTORS> found;
+    found.load(sums, GROUP);
+    for (int64_t k = 0; k < inputs; k++) {
+        call_up<LINES>(next, k);
+        found.add(rows + k, stride, weight + k * GROUP);
     }
+    found.store(sums, GROUP);
 }
 
 template <int R, int LINES>
@@ -94,10 +146,30 @@ void tile(const uint8_t* rows, int64_t stride, const int8_t* weight, int64_t inp
     Bytewise<R> found;
     found.load(sums);
     for (int64_t k = 0; k < inputs; k += FOUR) {
-        for (int i = 0; i < LINES; i++) __builtin_prefetch(next + (k / FOUR * LINES + i) * LINE, 0, 2);
+        call_up<LINES>(next, k / FOUR);
         found.add(rows + k, stride, weight + k * GROUP);
     }
     found.store(sums);
+#endif
+}
+
+// Of numbers up to 32,639 and weights up to 127: sums of DEPTH inputs, halved, just fit into 32 bits.
+template <int R, int LINES>
+void tile(const int16_t* rows, int64_t stride, const int8_t* weight, int64_t inputs, double* sums, int share) {
+#if defined(__AVX2__)
+    constexpr int V = R < 4 ? 4 : 2;  // what the registers hold
+    const char* next = next_of<LINES>(weight, inputs * GROUP, share);
+    for (int first = 0; first < GROUP; first += 4 * V) {
+        Pairwise<R, V> found;
+        for (int64_t k = 0; k < inputs; k += FOUR) {
+            if (first == 0) call_up<LINES>(next, k / FOUR);
+            const int8_t* w = weight + k * GROUP + FOUR * first;
+            const __m256i one = sixteen(w), two = sixteen(w + LANES);
+            if (V > 2) found.add(rows + k, stride, one, two, sixteen(w + 2 * LANES), sixteen(w + 3 * LANES));
+            else found.add(rows + k, stride, one, two, one, two);
+        }
+        found.store(sums + first);
+    }
 #endif
 }
 

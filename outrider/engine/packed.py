@@ -45,8 +45,14 @@ def rounded_up(count: int) -> int:
     return -(-count // unit) * unit
 
 
+def packs(dtype: torch.dtype) -> bool:
+    """Returns whether oneDNN takes such weights here: in bfloat16 it needs AVX-512, or AVX-NE-CONVERT."""
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class PackedLinear(nn.Module):
-    """x @ weight.T + bias with a packed weight [out, in], in float32 or bfloat16.
+    """x @ weight.T + bias with a packed weight [out, in], in float32 or bfloat16. It stays as it is where
+    `packs` says that it cannot be packed.
 
     `parts`: of how many outputs each are the layers that are joined in it, if there are several."""
 
@@ -56,7 +62,9 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), MAX_ROWS)
+        self.packed = weight.detach().contiguous()
+        if packs(self.dtype):
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.packed, MAX_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.fewest = 1 if self._keeps_bits_alone() else 2  # rows; fewer are filled up to it
 
@@ -78,6 +86,8 @@ class PackedLinear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.packed.is_mkldnn:
+            return F.linear(x, self.packed, self.bias)
         found: torch.Tensor = product(x, self.packed, self.bias, "none", [], "")
         return found
 

@@ -26,7 +26,7 @@ from torch import nn
 
 from outrider.engine import draft_vocabulary
 from outrider.engine.linear_layers import EVEN_AND_OTHERS
-from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native import library
 from outrider.engine.native_layers import NativeLinear
 from outrider.engine.native_speculator import NativeSpeculator
 from outrider.engine.packed import PackedLinear, pack_linears
@@ -187,7 +187,7 @@ def _one_thread() -> Iterator[None]:
 def _fastest() -> type[PackedLinear]:
     """Returns the linear layers of 8 bits, if there are any here: no text depends on what they round."""
     if exact_here():
-        return EVEN_AND_OTHERS[multiplies_bytes()][1]
+        return EVEN_AND_OTHERS[library() is not None][1]
     return NativeLinear if library() else PackedLinear
 
 

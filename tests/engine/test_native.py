@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from outrider.engine import native
 from outrider.engine.loading import load_engine
-from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native import library
 from outrider.engine.native_layers import (
     NativeEvenInt8Linear,
     NativeInt8Linear,
@@ -31,11 +31,7 @@ from outrider.engine.norms import ShortNorm
 from outrider.engine.plain_pass import NativeLayer
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
-needs_bytes = pytest.mark.skipif(not multiplies_bytes(), reason="there are no products in 8 bits")
-KINDS = [
-    NativeLinear,
-    *(pytest.param(kind, marks=needs_bytes) for kind in (NativeInt8Linear, NativeEvenInt8Linear)),
-]
+KINDS = [NativeLinear, NativeInt8Linear, NativeEvenInt8Linear]
 FAR = {NativeLinear: 1e-5, NativeInt8Linear: 0.01, NativeEvenInt8Linear: 0.02}  # as a share of the length
 PAUSE, FUTEX = 34, 202  # numbers of these calls to the system on x86-64
 SHAPES = [(64, 64), (5, 7), (130, 1300), (192, 2049)]  # outputs and inputs
@@ -80,7 +76,7 @@ def test_a_product_is_right_and_a_row_has_its_bits_in_any_company(
     assert torch.equal(layer(torch.zeros(1, width))[0], bias)
 
 
-@needs_bytes
+@needs_compiler
 @pytest.mark.parametrize("kind", [NativeInt8Linear, NativeEvenInt8Linear])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_whole_numbers_are_multiplied_exactly_whichever_instructions_a_processor_has(
@@ -97,6 +93,17 @@ def test_whole_numbers_are_multiplied_exactly_whichever_instructions_a_processor
     layer = kind(weight.float(), None)
     for count in (1, 7, 16, 17, 40, 70):
         assert torch.equal(layer(whole[:count].float()), expected[:count])
+
+
+@needs_compiler
+@pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, 1), (-1, -1)], ids=str)
+@pytest.mark.parametrize("width", [1024, 2304])
+def test_sums_of_the_largest_numbers_do_not_overflow(width: int, signs: tuple[int, int]) -> None:
+    weight, x = torch.full((40, width), 127.0 * signs[0]), torch.full((7, width), 32639.0 * signs[1])
+    expected = (x.double() @ weight.double().T).float()
+    layer = NativeInt8Linear(weight, None)
+    for count in (1, 3, 7):
+        assert torch.equal(layer(x[:count]), expected[:count])
 
 
 def helpers() -> list[Path]:
@@ -262,7 +269,7 @@ def test_without_a_compiler_torch_does_the_work(
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantization", [None, pytest.param("int8", marks=needs_bytes)])
+@pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_usual_model_runs_by_it(quantization: str | None, checkpoint: Callable[..., Path]) -> None:
     engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22, quantization=quantization)
     assert engine.attention.name == "native" and engine.info.bit_exact and engine.attention.panel

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.engine.engine import Engine, Work
 from outrider.engine.loading import load_engine
-from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native import library
 from outrider.engine.native_decoder import AT_ONCE, Rotations
 
 pytestmark = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
@@ -43,10 +43,7 @@ def with_norms_of_its_own(folder: Path, to: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize(
-    "quantization",
-    [None, pytest.param("int8", marks=pytest.mark.skipif(not multiplies_bytes(), reason="no bytes"))],
-)
+@pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 def test_it_gives_what_its_layers_give(
     arch: str, quantization: str | None, checkpoint: Callable[..., Path], tmp_path: Path

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from outrider.engine.native import library, multiplies_bytes
+from outrider.engine.native import library
 from outrider.engine.native_layers import NativeLinear
 from outrider.engine.native_speculator import NativeSpeculator
 from outrider.engine.speculator import RANKED, Shape, Speculating, Speculator
@@ -18,10 +18,7 @@ from outrider.sampling.shaping import Row
 pytestmark = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
 HIDDEN, VOCAB, COUNT, GUESSES = 64, 3000, 1100, 3
 IDS = torch.arange(COUNT) * 2 + 7
-KINDS = [
-    NativeLinear,
-    pytest.param(None, marks=pytest.mark.skipif(not multiplies_bytes(), reason="no bytes")),
-]
+KINDS = [NativeLinear, None]
 WAYS = {
     "greedy": SamplingParams(temperature=0.0),
     "drawn": SamplingParams(temperature=0.8, seed=5),
