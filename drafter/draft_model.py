@@ -80,7 +80,7 @@ async def model_source(config: DrafterConfig, start_followers: StartFollowers | 
     await engine.run(warm_up, engine, config.limits.max_batch_tokens, 1 + ALTERNATIVES)
     if other is not None:
         return foreign_source(config, engine, info, other)
-    grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
+    grammars = Grammars(tokenizer.json, info.model.eos_token_ids, info.model.vocab_size)
 
     def proposer(on_change: OnChange, on_failed: OnFailed) -> DraftStepper:
         return _stepper(config, engine, on_change, on_failed, grammars=grammars)
@@ -94,7 +94,7 @@ def foreign_source(config: DrafterConfig, engine: Engine, info: WorkerInfo, othe
     identity = replace(info.identity, tokenizer_hash=other.tokenizer.hash)
     model = replace(info.model, vocab_size=other.target.size, eos_token_ids=other.target.ends)
     info = replace(info, identity=identity, model=model)
-    grammars = Grammars(other.tokenizer.json, other.target.ends)
+    grammars = Grammars(other.tokenizer.json, other.target.ends, other.target.size)
 
     def by_token(on_change: OnChange, on_failed: OnFailed) -> DraftStepper:
         return _stepper(config, engine, on_change, on_failed, grammars=grammars)

@@ -19,12 +19,11 @@ from contextlib import suppress
 from enum import Enum
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLTokenizer
 
 from outrider.errors import InvalidRequest
 from outrider.grammar_company import COSTLY_SECONDS, Company
+from outrider.grammar_matcher import Mask, Matcher
 
 log = logging.getLogger(__name__)
 
@@ -32,18 +31,6 @@ MAX_GRAMMAR_BYTES = 32 * 1024
 STACK_BYTES = 256 * 2**20  # of addresses: rules that name one another in a chain nest as deep in the library
 NICENESS = 15  # of what only one session waits for: a thirtieth of what a step's thread has beside it
 
-# What a token may cost: some 30 ms at most. Ordinary schemas take 0.05 ms.
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=200_000,
-    step_lexer_fuel=50_000,
-    step_max_items=5_000,
-    max_lexer_states=16_384,  # of 2 KiB
-    max_grammar_size=100_000,
-    verbose_errors=False,
-)
-
-Mask = npt.NDArray[np.uint8]
-"""Whether each token id may come: a bit each, the lowest id in the lowest bit."""
 Allowed = Callable[[], Mask | None]
 """Waits for a mask; None = not known, and the row is not needed."""
 Choose = Callable[[int | None, Mask], int | None]
@@ -57,7 +44,7 @@ class Place:
 
     def __init__(
         self,
-        start: Callable[[], LLMatcher],
+        start: Callable[[], Matcher],
         output: Sequence[int],
         changed: Callable[[], object],
         company: Company,
@@ -69,7 +56,7 @@ class Place:
         self.known: Sequence[bool] = ()  # of each row of the last `masks`, whether it has one
         self._changed = changed
         self._behind = list(output)  # tokens that the matcher has not been told
-        self._matcher: LLMatcher | None = None
+        self._matcher: Matcher | None = None
         self._using = threading.Lock()  # the matcher, which bears one thread at a time
         self._start = start
         self._next: Mask | None = None  # where it was found before it was asked for
@@ -105,7 +92,7 @@ class Place:
             if not self._caught_up():
                 return None
             assert self._matcher is not None
-            return int(self._matcher.validate_tokens(list(path)))
+            return self._matcher.fitting(path)
         finally:
             self._using.release()
 
@@ -139,14 +126,14 @@ class Place:
         return found
 
     def _choose(
-        self, matcher: LLMatcher, found: list[tuple[int, bool]], most: int, choose: Choose, until: float
+        self, matcher: Matcher, found: list[tuple[int, bool]], most: int, choose: Choose, until: float
     ) -> int:
         """Adds to `found` what comes behind it, until so much of the thread's time. Returns how many masks
         that took."""
-        masks, told = 0, int(matcher.try_consume_tokens([token for token, _ in found]))
+        masks, told = 0, matcher.take([token for token, _ in found])
         while told == len(found) < most and time.thread_time() < until:
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            if matcher.is_error() or not mask.any():
+            mask = matcher.mask()
+            if mask is None:
                 break
             masks += 1
             if not found:
@@ -157,12 +144,12 @@ class Place:
             found.append((token, True))
             if token in self._ends:
                 break
-            told += int(matcher.try_consume_tokens([token]))
-            forced = matcher.compute_ff_tokens()[: most - len(found)]
+            told += matcher.take([token])
+            forced = matcher.forced()[: most - len(found)]
             found += [(one, False) for one in forced]
-            told += int(matcher.try_consume_tokens(forced))
+            told += matcher.take(forced)
         if told:
-            matcher.rollback(told)
+            matcher.back(told)
         return masks
 
     def _find_forced(self) -> None:
@@ -172,7 +159,7 @@ class Place:
             if self._caught_up():
                 assert self._matcher is not None
                 began = time.thread_time()
-                self._forced, self._forced_from = self._matcher.compute_ff_tokens(), 0
+                self._forced, self._forced_from = self._matcher.forced(), 0
                 self._company.forced(time.thread_time() - began)
         finally:
             self._using.release()
@@ -241,10 +228,10 @@ class Place:
             if row == 0 and self._next is not None:
                 found.append(self._next)
                 continue
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            if matcher.is_error() or not mask.any():
+            mask = matcher.mask()
+            if mask is None:
                 if not row:
-                    self.fault = _told(matcher)
+                    self.fault = matcher.fault()
                 return
             found.append(mask)
 
@@ -253,17 +240,16 @@ class Place:
             self._matcher = self._start()
         if self._behind:
             behind, self._behind = self._behind, []
-            if not self._matcher.consume_tokens(behind):
-                self.fault = _told(self._matcher)
+            self.fault = self._matcher.follow(behind)
         elif self._matcher.is_error():
-            self.fault = _told(self._matcher)
+            self.fault = self._matcher.fault()
         return self.fault is None
 
 
 class _Told:
     """What a matcher has been told of a tree of tokens, and has to take back."""
 
-    def __init__(self, matcher: LLMatcher, path: Sequence[int], parents: Sequence[int], until: float) -> None:
+    def __init__(self, matcher: Matcher, path: Sequence[int], parents: Sequence[int], until: float) -> None:
         """`until`: the thread's time from which on it is told no more."""
         self.matcher, self.path = matcher, path
         self.count = 0  # tokens told, those taken back included
@@ -279,7 +265,7 @@ class _Told:
         self.late = time.thread_time() > self._until
         if (self._stands[-1] if self._stands else -1) != parent or self.late:
             return False
-        if not self.matcher.try_consume_tokens([self.path[node]]):
+        if not self.matcher.take([self.path[node]]):
             return False
         self._stands.append(node)
         self.count += 1
@@ -292,7 +278,7 @@ class _Told:
             self._stands.pop()
             behind += 1
         if behind:
-            self.matcher.rollback(behind)
+            self.matcher.back(behind)
 
 
 class Grammars:
@@ -302,9 +288,12 @@ class Grammars:
         self,
         tokenizer_json: str,
         eos_token_ids: Sequence[int],
+        vocab_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is built before the first grammar comes. `clock` gives seconds."""
+        """Nothing is built before the first grammar comes. `vocab_size`: of the model; None = as the
+        tokenizer's. `clock` gives seconds."""
+        self._size = vocab_size
         self._company = Company(clock)
         self._json = tokenizer_json
         self._eos = sorted(eos_token_ids)
@@ -329,7 +318,7 @@ class Grammars:
             self._prepared = _threads(Queue.ALL).submit(self.prepare)
         prepared = self._prepared
 
-        def start() -> LLMatcher:
+        def start() -> Matcher:
             prepared.result()
             return self._compile(grammar)
 
@@ -341,16 +330,10 @@ class Grammars:
         except Exception as error:
             log.info("a tokenizer has no grammars: %s", error)
             return "the model's tokenizer is of a kind that no grammar can be used with"
-        if not matcher.is_error():
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            if not matcher.is_error() and mask.any():
-                return None
-        return _told(matcher)
+        return matcher.fault() if matcher.is_error() or matcher.mask() is None else None
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        """Returns a matcher that shares nothing with others. Copies of one would share its lexer: where one
-        text takes that beyond its limits all would end, and a thread would wait for another's mask."""
-        return LLMatcher(self._built(), grammar, log_level=0, limits=LIMITS)
+    def _compile(self, grammar: str) -> Matcher:
+        return Matcher(self._built(), grammar, self._size)
 
     def _built(self) -> LLTokenizer:
         with self._lock:
@@ -363,12 +346,6 @@ class Grammars:
 def load(tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> Grammars:
     """Returns the grammars of a tokenizer, built once."""
     return Grammars(tokenizer_json, eos_token_ids)
-
-
-def _told(matcher: LLMatcher) -> str:
-    """Returns the library's reason, in one line."""
-    lines = [line.strip() for line in matcher.get_error().splitlines()]
-    return " ".join(line for line in lines if line and line != "<non-verbose/>") or "no text can obey it"
 
 
 class Queue(Enum):

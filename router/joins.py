@@ -89,6 +89,8 @@ class Joins:
             async for command in stream.commands:
                 yield command
             await asyncio.wait([holding])
+            if holding.cancelled():  # gRPC would leave its stream open
+                raise Unavailable("this drafter has come anew, by another stream")
             holding.result()
         finally:
             await cancel([holding])
@@ -142,12 +144,13 @@ class Joins:
     async def _make_place(self, token: ApiKey, info: WorkerInfo) -> None:
         """Ends the former stream of a drafter that comes by another network. Raises IdInUse if somebody else
         has its id, Overloaded if too many have joined with the token."""
-        former = self._joined.get(info.identity.worker_id)
-        if former is not None and former.token != token.name:
-            raise IdInUse(f"a drafter with the id {info.identity.worker_id} is here already")
-        if former is not None:
+        worker_id = info.identity.worker_id
+        while (former := self._joined.get(worker_id)) is not None:  # several may come while one ends
+            if former.token != token.name:
+                raise IdInUse(f"a drafter with the id {worker_id} is here already")
             await cancel([former.holding])
-            return
+            if self._joined.get(worker_id) is former:
+                del self._joined[worker_id]
         most = token.max_concurrent or MOST_DRAFTERS
         if sum(place.token == token.name for place in self._joined.values()) >= most:
             raise Overloaded(f"{most} drafters have joined with this token, the most at a time")

@@ -5,9 +5,11 @@ A thread writes it. What comes faster than that writes is left out: nobody who s
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from logging.handlers import QueueListener, RotatingFileHandler
@@ -67,13 +69,26 @@ class _File(RotatingFileHandler):
             self.baseFilename,
             self.mode,
             encoding=self.encoding,
-            opener=lambda name, flags: os.open(name, flags, 0o600),
+            opener=_opened,
         )
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not self._told:
             self._told = True
             log.warning("prompts are not recorded in %s any more: it cannot be written", self.baseFilename)
+
+
+def _opened(name: str, flags: int) -> int:
+    """Opens a file as the user's alone, also one that is there."""
+    opened = os.open(name, flags | os.O_NONBLOCK, 0o600)  # a pipe that nobody reads from would not open
+    try:
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            raise OSError(errno.EINVAL, "it is no file that can be kept", name)
+        os.fchmod(opened, 0o600)
+    except OSError:
+        os.close(opened)
+        raise
+    return opened
 
 
 class _AsJson(logging.Formatter):

@@ -154,7 +154,7 @@ class Cluster:
         if self._speculator is not None:
             engine.speculating = speculator.load(self._speculator, engine.model)
         service = VerifierService(info, tokenizer)
-        grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
+        grammars = Grammars(tokenizer.json, info.model.eos_token_ids, info.model.vocab_size)
         ways = Ways(engine, None, random.Random(1).random if self._compare else None)
         stepper = PatientStepper(
             engine,
@@ -206,7 +206,7 @@ class Cluster:
             service.on_change,
             service.on_failed,
             time.monotonic,
-            grammars=Grammars(tokenizer.json, info.model.eos_token_ids),
+            grammars=Grammars(tokenizer.json, info.model.eos_token_ids, info.model.vocab_size),
         )
         service.use(stepper)
         return service, stepper, info

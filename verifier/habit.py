@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.grammar import Mask
+from outrider.grammar_matcher import Mask
 from verifier.chance import Chance
 
 LITTLE = 12  # of a mask's bytes one in so many has a token that may come, at most

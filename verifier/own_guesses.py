@@ -17,7 +17,8 @@ from operator import mul
 
 import numpy as np
 
-from outrider.grammar import Choose, Mask
+from outrider.grammar import Choose
+from outrider.grammar_matcher import Mask
 from outrider.wire.guesses import OwnCounts
 from outrider.wire.session import SessionParams
 from verifier.chance import Chance

@@ -273,7 +273,7 @@ async def start(
     give_back_freed_memory()  # what the largest step took
     start_steps = lock_step if config.lock_step else start_at
     ways = Ways(engine, step_time, random.random if config.compare and not config.lock_step else None)
-    grammars = Grammars(tokenizer.json, info.model.eos_token_ids)
+    grammars = Grammars(tokenizer.json, info.model.eos_token_ids, info.model.vocab_size)
     if config.trees and engine.attention.lay_out is None:
         log.info("a step verifies one path of a session's drafts: attention takes no trees here")
     stepper = Stepper(

@@ -35,8 +35,9 @@ Compile = Callable[[Any, Grammars], str]
 class GrammarProcess:
     """A process that compiles grammars for one tokenizer."""
 
-    def __init__(self, tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> None:
-        self._process = LineProcess("router.api.grammar_process", [tokenizer_json, eos_token_ids])
+    def __init__(self, tokenizer_json: str, eos_token_ids: tuple[int, ...], vocab_size: int) -> None:
+        told = [tokenizer_json, eos_token_ids, vocab_size]
+        self._process = LineProcess("router.api.grammar_process", told)
         self._answered = lru_cache(maxsize=KEPT)(self._answer)
 
     def compiled(self, asked: object, owner: str) -> dict[str, str]:
@@ -50,16 +51,15 @@ class GrammarProcess:
 
 
 @lru_cache(maxsize=8)
-def process_of(tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> GrammarProcess:
-    """Returns the one of a tokenizer; it begins with the first grammar."""
-    return GrammarProcess(tokenizer_json, eos_token_ids)
+def process_of(tokenizer_json: str, eos_token_ids: tuple[int, ...], vocab_size: int) -> GrammarProcess:
+    """Returns the one of a tokenizer and a model's vocabulary; it begins with the first grammar."""
+    return GrammarProcess(tokenizer_json, eos_token_ids, vocab_size)
 
 
 def main(asked: IO[str], told: IO[str], compile_: Compile) -> None:
     """Answers each line with one."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tokenizer_json, eos_token_ids = json.loads(asked.readline())
-    grammars = Grammars(tokenizer_json, eos_token_ids)
+    grammars = Grammars(*json.loads(asked.readline()))
     grammars.prepare()
     print("{}", file=told, flush=True)
     while line := asked.readline():

@@ -195,7 +195,7 @@ def compiled(structure: Structure | None, model: ServedModel) -> str:
             built.token_id(trigger_of(structure.value, tag)) is not None
             for tag in structure.value["structures"]
         )
-    process = process_of(model.tokenizer.json, tuple(sorted(model.eos_token_ids)))
+    process = process_of(model.tokenizer.json, tuple(sorted(model.eos_token_ids)), model.vocab_size)
     told = process.compiled([structure.field, structure.kind, structure.value, special], owner())
     if "refused" in told:
         field = told.get("field", structure.field)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -195,6 +196,34 @@ async def test_so_many_drafters_join_with_a_token_and_no_more(rig: Any, door: Do
         assert "2 drafters have joined with this token" in sentence
         async with door.stream(info=named("a")) as again:  # by another network
             assert (await again.next()).hello is not None
+
+
+async def test_of_several_that_come_at_once_by_other_networks_one_has_the_place(rig: Any, door: Door) -> None:
+    """The one that was counted nowhere had left its place to another drafter."""
+
+    def named(worker_id: str) -> WorkerInfo:
+        return replace(INFO, identity=replace(INFO.identity, worker_id=worker_id))
+
+    async def stay(stream: Stream) -> None:
+        with suppress(grpc.aio.AioRpcError):
+            await stream.greeted()
+            while True:
+                await stream.next()
+
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as streams:
+        before = streams.create_task(stay(await stack.enter_async_context(door.stream())))
+        await rig.until(lambda: "laptop" in rig.fleet.drafters)
+        at_once = [door.stream() for _ in range(4)]
+        opened = await asyncio.gather(*map(stack.enter_async_context, at_once))
+        after = [streams.create_task(stay(stream)) for stream in opened]
+        await rig.until(lambda: before.done() and sum(not task.done() for task in after) == 1)
+        await rig.until(lambda: "laptop" in rig.fleet.drafters)
+        async with door.stream(info=named("other")) as other:
+            await other.next()
+            code, _ = await door.refusal(info=named("one more"))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for task in after:
+            task.cancel()
 
 
 async def test_who_comes_and_goes_comes_anew_each_time(

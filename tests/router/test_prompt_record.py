@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -65,3 +66,21 @@ async def test_a_router_records_the_prompts_that_it_admits(rig: Rig, tmp_path: P
     await events.aclose()
     record.close()
     assert json.loads(file.read_text()) == {"model": "m", "ids": list(request().params.prompt)}
+
+
+def test_a_file_that_is_there_is_the_users_alone_from_now_on(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.touch(0o644)
+    PromptRecord(file).close()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_pipe_is_refused_whether_somebody_reads_from_it_or_not(tmp_path: Path, read: bool) -> None:
+    file = tmp_path / "prompts.jsonl"
+    os.mkfifo(file)
+    reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK) if read else None
+    with pytest.raises(StartupError, match=r"--record .* cannot be written"):
+        PromptRecord(file)
+    if reader is not None:
+        os.close(reader)

@@ -150,9 +150,9 @@ class Counted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.matcher, name)
 
-    def compute_ff_tokens(self) -> list[int]:
+    def forced(self) -> list[int]:
         self.times += 1
-        found: list[int] = self.matcher.compute_ff_tokens()
+        found: list[int] = self.matcher.forced()
         return found
 
 
@@ -167,7 +167,7 @@ def test_long_forced_text_is_found_once_and_then_none_for_a_while(tmp_path: Path
     """While it is looked for, nothing else runs in the process."""
     now = [0.0]
     tokenizer = load_tokenizer(str(build("llama", tmp_path / "target"))).json
-    grammars = Grammars(tokenizer, [0], lambda: now[0])
+    grammars = Grammars(tokenizer, [0], clock=lambda: now[0])
     text = json.dumps("to be or not to be, that is what they ask " * 25)
     one, other = (standing(grammars, f"start: {text}\n") for _ in range(2))
     one._costly = other._costly = False  # as on a quicker machine
@@ -190,7 +190,7 @@ def test_what_is_likely_is_looked_for_in_a_part_of_the_time(tmp_path: Path) -> N
     """Steps wait for it."""
     now = [0.0]
     tokenizer = load_tokenizer(str(build("llama", tmp_path / "target"))).json
-    grammars = Grammars(tokenizer, [0], lambda: now[0])
+    grammars = Grammars(tokenizer, [0], clock=lambda: now[0])
     place = standing(grammars, 'start: "a" ("b" | "c") "b" "b"')
     place._costly = False  # as on a quicker machine
     asked: list[int | None] = []

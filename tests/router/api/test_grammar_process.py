@@ -17,7 +17,7 @@ from tests.router.api.test_tools import asked
 
 @pytest.fixture
 def process() -> GrammarProcess:
-    made = GrammarProcess("", ())
+    made = GrammarProcess("", (), 300)
     made._process = LineProcess("tests.router.api.killed_grammars", ["", []])
     return made
 

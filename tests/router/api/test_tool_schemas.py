@@ -88,7 +88,7 @@ def test_a_grammar_of_tools_is_made_no_further_than_it_may_be_long() -> None:
         "properties": {f"p{index}": {"items": {}} for index in range(350)},
     }
     tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": parameters}} for n in range(15)]
-    process = process_of(MODEL.tokenizer.json, tuple(sorted(MODEL.eos_token_ids)))
+    process = process_of(MODEL.tokenizer.json, tuple(sorted(MODEL.eos_token_ids)), MODEL.vocab_size)
     kept = process._answered.cache_info().currsize
     with pytest.raises(InvalidRequest, match="may have 32768 bytes as a grammar"):
         grammar("qwen3_coder", tools=tools, tool_choice="required")
