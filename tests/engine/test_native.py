@@ -119,8 +119,9 @@ def sleep_all(tasks: list[Path]) -> None:
         time.sleep(0.001)
 
 
-def times_asleep(task: Path) -> str:
-    return next(line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))
+def times_asleep(task: Path) -> int:
+    told = next(line for line in (task / "status").read_text().splitlines() if line.startswith("voluntary"))
+    return int(told.split()[1])
 
 
 @contextmanager
@@ -174,8 +175,9 @@ def test_with_fewer_threads_the_other_helpers_sleep() -> None:
         for _ in range(20):
             layer(x)
             sleep_all(tasks)
-    woken = sum(times_asleep(task) != was for task, was in zip(tasks, before, strict=True))
-    assert len(tasks) >= 3 and woken == 1
+    woken = sorted(times_asleep(task) - was for task, was in zip(tasks, before, strict=True))
+    assert len(tasks) >= 3 and woken[-1] >= 20
+    assert all(times < 10 for times in woken[:-1]), "a system that stops a process wakes all, once"
 
 
 @needs_compiler
