@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from outrider.engine.packed import packs
 
 
 def optimisers(model: nn.Module, matrix_rate: float, other_rate: float) -> list[Optimizer]:
@@ -26,6 +31,14 @@ def optimisers(model: nn.Module, matrix_rate: float, other_rate: float) -> list[
         ),
         torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
+
+
+class _InFloat32(TorchFunctionMode):
+    """Muon's own products, which are in bfloat16 else: a processor without instructions for it takes some
+    ten times as long for these."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0].clone() if func is torch.Tensor.bfloat16 else func(*args, **(kwargs or {}))
 
 
 class Schedule:
@@ -55,6 +68,8 @@ class Schedule:
         for opt, peaks in zip(self.opts, self.peaks, strict=True):
             for group, peak in zip(opt.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-            opt.step()
+            on_gpu = opt.param_groups[0]["params"][0].device.type == "cuda"
+            with nullcontext() if on_gpu or packs(torch.bfloat16) else _InFloat32():
+                opt.step()
             opt.zero_grad(set_to_none=True)
         self.taken += 1

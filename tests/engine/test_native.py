@@ -176,8 +176,8 @@ def test_with_fewer_threads_the_other_helpers_sleep() -> None:
             layer(x)
             sleep_all(tasks)
     woken = sorted(times_asleep(task) - was for task, was in zip(tasks, before, strict=True))
-    assert len(tasks) >= 3 and woken[-1] >= 20
-    assert all(times < 10 for times in woken[:-1]), "a system that stops a process wakes all, once"
+    assert len(tasks) >= 3 and woken[-1] > 0
+    assert all(times <= 2 for times in woken[:-1]), woken  # a system that stops a process wakes all, once
 
 
 @needs_compiler

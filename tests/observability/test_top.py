@@ -141,16 +141,17 @@ def once(*options: str) -> subprocess.CompletedProcess[str]:
 def test_a_service_at_work_in_one_frame(service: Service) -> None:
     with service.loaded():
         until = time.monotonic() + PATIENCE_SECONDS
-        while True:  # sessions may just have ended, and a first step may be to come
+        # Sessions may just have ended, a first step may be to come, a slow drafter may have been given up.
+        while True:
             run = once("--url", service.url, "--api-key", service.key)
             assert run.returncode == 0, run.stderr
             own = run.stdout.partition("your session")[2].partition("guesses of")[0]
             verifier = cells(run.stdout, "verifier-")
             guessed = re.search(r"^draft +\d+", run.stdout, re.MULTILINE)
-            if "verifier-" in own and guessed and verifier[5] != "-":  # a look between two steps sees none
+            there = "1 verifier   1 drafter" in run.stdout
+            if there and "verifier-" in own and guessed and verifier[5] != "-":  # none is between two steps
                 break
             assert time.monotonic() < until, run.stdout
-    assert "1 verifier   1 drafter" in run.stdout
     assert verifier[1] == "outrider-demo" and float(verifier[5]) > 0
     assert "kept by place in the draft" in run.stdout
 
