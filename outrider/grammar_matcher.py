@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,8 @@ LIMITS = LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-BY_ID = re.compile(r"<\[([^\]]*)\]>")  # tokens that a grammar names by their ids
+BY_ID = re.compile(r"<\[([^\]<]*)\]>")  # tokens that a grammar names by their ids; found in one pass
+ONE_ID = re.compile(r"\s*\d{1,9}\s*")
 
 Mask = npt.NDArray[np.uint8]
 """Whether each token id may come: a bit each, the lowest id in the lowest bit."""
@@ -34,7 +37,7 @@ class Matcher:
         self._size = tokenizer.vocab_size if vocab_size is None else min(vocab_size, tokenizer.vocab_size)
         self._lacking = self._size < tokenizer.vocab_size
         # llguidance 1.9.1 goes back to a wrong place if an ordinary token was taken by its id.
-        self.goes_back = all(_special(tokenizer, named) for named in BY_ID.findall(grammar))
+        self.goes_back = all(_special(tokenizer, named) for named in _named_by_id(grammar))
         """Whether it may be told of tokens that the text does not have yet."""
 
     def mask(self) -> Mask | None:
@@ -87,8 +90,15 @@ class Matcher:
         return list(tokens)
 
 
+def _named_by_id(grammar: str) -> list[str]:
+    """Returns what stands between each <[ and ]>, in JSON also where its characters are escaped."""
+    with suppress(ValueError, RecursionError):  # it is not in JSON, or such as the library refuses
+        grammar = json.dumps(json.loads(grammar), ensure_ascii=False)
+    return BY_ID.findall(grammar)
+
+
 def _special(tokenizer: LLTokenizer, named: str) -> bool:
-    """Returns whether what stands between <[ and ]> names a token that only an id names."""
-    return named.strip().isdecimal() and (
-        int(named) >= tokenizer.vocab_size or bool(tokenizer.is_special_token(int(named)))
-    )
+    """Returns whether that is one token, and one that only an id names."""
+    if not ONE_ID.fullmatch(named):
+        return False
+    return int(named) >= tokenizer.vocab_size or bool(tokenizer.is_special_token(int(named)))

@@ -37,7 +37,7 @@ def pointers(*names: str) -> tuple[tuple[str, type[ctypes.c_void_p]], ...]:
 @cache
 def library() -> ctypes.CDLL | None:
     """Returns the compiled library; None where it cannot be had, which is logged once."""
-    if platform.machine() != "x86_64" or "avx2" not in _processor()[1].split():
+    if not suits():
         return None
     try:
         found = ctypes.CDLL(str(compiled()))
@@ -67,6 +67,14 @@ def library() -> ctypes.CDLL | None:
     found.carry_gated_delta.argtypes = (*(numbers,) * 7, *(count,) * 5, threads)
     found.use_tiles()
     return found
+
+
+def suits() -> bool:
+    """Returns whether it is written for this processor."""
+    try:
+        return platform.machine() == "x86_64" and any("avx2" in line.split() for line in _processor())
+    except OSError:  # another system than Linux
+        return False
 
 
 def loaded() -> ctypes.CDLL:

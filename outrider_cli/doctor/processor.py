@@ -61,6 +61,8 @@ def native_code() -> Finding:
     slower = "torch runs all of the model, which takes longer"
     if platform.machine() != OURS:
         return Finding("native code", f"it is for {OURS}, and this is {platform.machine()}: {slower}")
+    if not native.suits():
+        return Finding("native code", f"it is for processors with AVX2, on Linux: {slower}")
     try:
         made = native.compiled()
     except FileNotFoundError as error:

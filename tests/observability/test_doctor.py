@@ -20,6 +20,7 @@ from redis.exceptions import OutOfMemoryError
 
 from outrider import __version__
 from outrider.client.connection import http_client
+from outrider.engine import native
 from outrider.options.protection import TlsFiles
 from outrider.store.redis_health import RedisHealth
 from outrider_cli.doctor import certificates, devices, ports, processor, service, store, versions
@@ -82,6 +83,7 @@ COMPILERS = {
 @pytest.mark.parametrize("how", [*COMPILERS, "is missing"])
 def test_a_compiler_that(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor.platform, "machine", lambda: processor.OURS)
+    monkeypatch.setattr(processor.native, "suits", lambda: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if how in COMPILERS else str(tmp_path))
     if how in COMPILERS:
@@ -314,3 +316,15 @@ def test_an_address_where_no_router_is() -> None:
         found = one(service.service(http, "localhost:8000", time.time))
     assert wrong(found, "localhost:8000 is no address of a router", "give a router's address in --url")
     assert ".:" not in str(found)
+
+
+def test_a_processor_that_native_code_is_not_written_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor.platform, "machine", lambda: processor.OURS)
+    monkeypatch.setattr(native, "_processor", lambda: ["model name : old", "flags : sse4_2 avx"])
+    assert not native.suits() and "with AVX2, on Linux" in processor.native_code().said
+
+    def missing() -> list[str]:
+        raise FileNotFoundError("/proc/cpuinfo")
+
+    monkeypatch.setattr(native, "_processor", missing)
+    assert not native.suits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.errors import InvalidRequest
 from outrider.grammar import Grammars
-from outrider.grammar_matcher import Matcher
+from outrider.grammar_matcher import BY_ID, Matcher
 from outrider.sampling.params import SamplingParams
 from tests.in_process import Cluster
 from tests.tiny_models import build, save_tokenizer
@@ -79,6 +80,14 @@ def test_where_an_ordinary_token_is_named_by_its_id_nothing_is_tried_ahead(token
         assert not matcher.goes_back and matcher.take(matcher.forced()) == 0 == matcher.fitting([1])
     assert Matcher(tokenizer, f'start: "x" <[{ROWS}]> <extra{ROWS - 1}> "y"', None).goes_back
     assert Matcher(tokenizer, "start: /[0-9<]+/", ROWS).goes_back
+    escaped = json.dumps({"grammars": [{"lark_grammar": 'start: "x" <[5]> "y"'}]}).replace("<", "\\u003c")
+    assert not Matcher(tokenizer, escaped, ROWS).goes_back
+    assert not Matcher(tokenizer, f"start: <[{'9' * 5000}]>", ROWS).goes_back
+
+
+def test_ids_are_looked_for_in_one_pass() -> None:
+    """Each beginning of one had been followed to the end of a text that is full of them, for two seconds."""
+    assert BY_ID.findall("<[<[<[5]> <[ <[6]>") == ["5", "6"]
 
 
 @pytest.mark.parametrize("grammar", ['"x" <[50]> <[60]> "y"', '<[50]> "f" /[0-9]{9}/ <[60]>'])
