@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, zip_longest
+from typing import NamedTuple, Protocol
 
 from verifier.nodes import END, Nodes, Source
 from verifier.survival_calibration import DOUBTED
@@ -27,7 +28,33 @@ MOST_BESIDE = 48  # nodes beside the path that are looked at for a step
 
 Factors = Sequence[float]
 """How far what a source says is believed, by depth; the last one is for all beyond."""
-ALL_BELIEVED: Factors = (1.0,)
+
+
+class Belief(Protocol):
+    """For how much of what a source says its chances count."""
+
+    @property
+    def factors(self) -> Factors:
+        """Of what is likeliest at its place."""
+
+    @property
+    def beside(self) -> float:
+        """Of what is not."""
+
+    @property
+    def wins(self) -> Factors:
+        """Of what is left by `factors`, where several tokens are said, and the likeliest is looked for."""
+
+
+class Fixed(NamedTuple):
+    """A belief that nothing changes."""
+
+    factors: Factors = (1.0,)
+    beside: float = 1.0
+    wins: Factors = (1.0,)
+
+
+WHOLE = Fixed()
 
 
 @dataclass(slots=True)
@@ -46,10 +73,8 @@ class DraftTree:
         self._root: Node | None = None  # None = that path is the only one
         self._arrivals = 0
         self._held: dict[Source, int] = {}  # nodes that each says, at most: commits do not count them anew
-        self._factors: Mapping[Source, Factors] = {}
-        self._beside: Mapping[Source, float] = {}
+        self._beliefs: Mapping[Source, Belief] = {}
         self._agreed = 1.0
-        self._prevailing: Mapping[Source, Factors] = {}
 
     @property
     def size(self) -> int:
@@ -74,7 +99,7 @@ class DraftTree:
     def doubted(self, depth: int) -> bool:
         """Returns whether what is said of the path's token at that depth is doubted, whoever says it."""
         here = [source for source, chances in self.said.items() if depth < len(chances)]
-        return all(_at(self._factors.get(source, ALL_BELIEVED), depth) < DOUBTED for source in here)
+        return all(_at(self._belief(source).factors, depth) < DOUBTED for source in here)
 
     def _joined(self, chances: list[float]) -> float:
         """Returns how likely a token counts as that sources of which so much is believed say."""
@@ -82,25 +107,19 @@ class DraftTree:
         return most if len(chances) == 1 else 1 - (1 - most) * self._agreed
 
     def _weighed(self, source: Source, chances: Sequence[float]) -> list[float]:
-        factors = self._factors.get(source, ALL_BELIEVED)
+        factors = self._belief(source).factors
         found = [factor * chance for factor, chance in zip(factors, chances, strict=False)]
         return found + [factors[-1] * chance for chance in chances[len(factors) :]]
 
-    def believe(
-        self,
-        factors: Mapping[Source, Factors],
-        beside: Mapping[Source, float] | None = None,
-        agreed: float = 1.0,
-        prevailing: Mapping[Source, Factors] | None = None,
-    ) -> None:
-        """From now on the chances that a source gives count for so much of what it says; 1 if it has no
-        factors. `beside`: the same of nodes that are not the likeliest at their place. `agreed`: of the
-        chance that a token is wrong, what is left if several say it. `prevailing`: for how much of that it
-        counts, by depth, where several tokens are said. The path is chosen anew if that may change it."""
-        self._factors, self._beside, self._agreed = factors, beside or {}, agreed
-        self._prevailing = prevailing or {}
-        if self._root is not None and len(factors) > 1:
+    def believe(self, beliefs: Mapping[Source, Belief], agreed: float = 1.0) -> None:
+        """From now on a source is believed so; wholly if it is not among them. `agreed`: of the chance that a
+        token is wrong, what is left if several say it. The path is chosen anew if that may change it."""
+        self._beliefs, self._agreed = beliefs, agreed
+        if self._root is not None and len(beliefs) > 1:
             self._find_path(self._root)
+
+    def _belief(self, source: Source) -> Belief:
+        return self._beliefs.get(source, WHOLE)
 
     def nodes(self, believed: list[float], depth: int, least: float) -> Nodes:
         """Returns the first nodes of the path, of which so much is `believed`, and, up to `depth` of them
@@ -150,15 +169,14 @@ class DraftTree:
         token, node = (
             self._likeliest(parent, depth) if likeliest is None else (likeliest, parent.children[likeliest])
         )
-        factors, weights = self._factors, self._beside
         most = self._joined(
-            [_at(factors.get(source, ALL_BELIEVED), depth) * said for source, said in node.said.items()]
+            [_at(self._belief(source).factors, depth) * said for source, said in node.said.items()]
         )
         yield token, node, most
         left = 1 - most
         others = [
             (
-                self._joined([weights.get(source, 1.0) * said for source, said in each.said.items()]),
+                self._joined([self._belief(source).beside * said for source, said in each.said.items()]),
                 other,
                 each,
             )
@@ -184,7 +202,7 @@ class DraftTree:
         return {source: self._claims_of(source, self._root, most) for source in self._held}
 
     def _claims_of(self, source: Source, root: Node, most: int) -> list[tuple[int, float]]:
-        factors, claims, node = self._factors.get(source, ALL_BELIEVED), list[tuple[int, float]](), root
+        factors, claims, node = self._belief(source).factors, list[tuple[int, float]](), root
         while len(claims) < most and (followed := _followed(node, source)) is not None:
             token, node = followed
             claims.append((token, _at(factors, len(claims)) * node.said[source]))
@@ -330,10 +348,9 @@ class DraftTree:
 
     def _likeliest(self, parent: Node, depth: int) -> tuple[int, Node]:
         """Returns the child that counts as likeliest, and its token."""
-        wins = self._prevailing
         factors = {
-            source: _at(each, depth) * _at(wins.get(source, ALL_BELIEVED), depth)
-            for source, each in self._factors.items()
+            source: _at(belief.factors, depth) * _at(belief.wins, depth)
+            for source, belief in self._beliefs.items()
         }
 
         def likelihood(item: tuple[int, Node]) -> tuple[float, int]:

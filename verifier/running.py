@@ -17,7 +17,7 @@ from outrider.wire.guesses import DrafterCounts, Guess, Guesses
 from outrider.wire.logprobs import OutputLogprobs, PromptLogprobs
 from verifier import own_guesses
 from verifier.disputes import Claims, prevailed
-from verifier.draft_tree import Factors
+from verifier.draft_tree import Belief
 from verifier.drafter_peer import DrafterPeer
 from verifier.drafter_seat import DrafterSeat
 from verifier.nodes import NO_NODES, Nodes, Source, alike
@@ -280,21 +280,14 @@ class Running:
             seat.learn(lesson.nodes, lesson.followed, lesson.accepted)
             # Of what stood, not of what was verified: those were chosen as the likelier ones.
             seat.judge(alike(path, lesson.tokens), min(len(path), len(lesson.tokens)))
-        for source, depth, chance, right in prevailed(lesson.claims, lesson.tokens):
+        for source, depth, chance, right in prevailed(lesson.claims, lesson.tokens) if lesson.claims else ():
             if isinstance(source, DrafterSeat):
                 source.prevailed(depth, chance, right)
-        factors: dict[Source, Factors] = {seat: seat.calibration.factors for seat in self.seats}
-        beside: dict[Source, float] = {seat: seat.calibration.beside for seat in self.seats}
+        beliefs: dict[Source, Belief] = {seat: seat.calibration for seat in self.seats}
         if self.speculated is not None:
             self.speculated.judge(*lesson.nodes.shown(Own.SPECULATOR, lesson.followed))
-            factors[Own.SPECULATOR] = self.speculated.factors
-            beside[Own.SPECULATOR] = self.speculated.beside
-        self.session.tree.believe(
-            factors,
-            beside,
-            self.agreement.factor,
-            {seat: seat.calibration.prevailing.factors for seat in self.seats},
-        )
+            beliefs[Own.SPECULATOR] = self.speculated
+        self.session.tree.believe(beliefs, self.agreement.factor)
 
     def _judge_agreement(self, nodes: Nodes, followed: Sequence[int]) -> None:
         """Learns of the likeliest tokens at each place to which the target came, if several had said them."""

@@ -140,15 +140,16 @@ class Session:
         with `least` at least. Each chance counts as far as its seat is believed. Of who is doubted what
         hardly survives is left out, whatever a row costs; so is what stands behind a token that ends the
         session."""
-        believed, survival = self.tree.believed(self.wanted), 1.0
-        if not self._stop_token_ids.isdisjoint(self.tree.path):
-            del believed[self._first_stop(self.tree.path) + 1 :]
+        tree, wanted, survival = self.tree, self.wanted, 1.0
+        believed = tree.believed(wanted)
+        if not self._stop_token_ids.isdisjoint(tree.path):
+            del believed[self._first_stop(tree.path) + 1 :]
         for count, chance in enumerate(believed):
             survival *= chance
-            if survival < LEAST_SURVIVAL and self.tree.doubted(count):
+            if survival < LEAST_SURVIVAL and tree.doubted(count):
                 del believed[count:]
                 break
-        return self.tree.nodes(believed, self.wanted, least)
+        return tree.nodes(believed, wanted, least)
 
     def _first_stop(self, tokens: Sequence[int]) -> int:
         """Returns the index of the first that ends the session; there must be one."""

@@ -58,6 +58,7 @@ class SurvivalCalibration:
     weight: float = 1.0  # of what the last step showed
     prevailing: Prevailing = field(default_factory=Prevailing)  # where others said something else
     _factors: tuple[float, ...] | None = field(default=None, compare=False)  # once they were asked for
+    _beside: float | None = field(default=None, compare=False)
 
     def copy(self) -> SurvivalCalibration:
         beside = self.beside_promised, self.beside_kept
@@ -82,8 +83,15 @@ class SurvivalCalibration:
     @property
     def beside(self) -> float:
         """Returns the factor for what is not the likeliest at its place."""
-        prior = PRIOR * self.weight
-        return min(1.0, TOLERANCE * (self.beside_kept + prior) / (self.beside_promised + prior))
+        if self._beside is None:
+            prior = PRIOR * self.weight
+            self._beside = min(1.0, TOLERANCE * (self.beside_kept + prior) / (self.beside_promised + prior))
+        return self._beside
+
+    @property
+    def wins(self) -> Sequence[float]:
+        """Returns the factors for what would have its way against what others said."""
+        return self.prevailing.factors
 
     def at(self, depth: int) -> float:
         return self.factors[min(depth, DEPTHS - 1)]
@@ -113,7 +121,7 @@ class SurvivalCalibration:
         for chance, right in beside:
             self.beside_promised += weight * chance
             self.beside_kept += weight * right
-        self.weight, self._factors = weight, None
+        self.weight, self._factors, self._beside = weight, None, None
         if weight > HEAVIEST:
             self._weigh_anew()
 

@@ -29,6 +29,10 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-pthread", "-fno-math-errno", "-
 SECONDS = 300.0  # that compiling may take: on an idle machine it takes two
 
 
+class NotCompiled(subprocess.SubprocessError):
+    """The compiler did not take our code: the first line of what it said."""
+
+
 def pointers(*names: str) -> tuple[tuple[str, type[ctypes.c_void_p]], ...]:
     """Returns fields of a structure."""
     return tuple((name, ctypes.c_void_p) for name in names)
@@ -100,7 +104,10 @@ def compiled() -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:  # several processes may do this at once
             made = Path(scratch) / name
             command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(made)]
-            subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
+            done = subprocess.run(command, capture_output=True, timeout=SECONDS)
+            if done.returncode:
+                said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+                raise NotCompiled(said or f"{compiler} ended with {done.returncode}")
             made.replace(folder / name)
     return folder / name
 

@@ -66,18 +66,16 @@ class CommitBatch:
 
 
 def _batch_to_wire(batch: DraftBatch) -> verifier_pb2.DraftBatch:
-    message = verifier_pb2.DraftBatch(hello=hello_to_wire(batch.hello), stamp_us=batch.stamp_us)
-    for claim in batch.attach:
-        message.attach.add(session_id=claim.session_id, draft_key=claim.draft_key)
-    for draft in batch.drafts:
-        message.drafts.add(
-            session_id=draft.session_id,
-            base=draft.base,
-            tokens=draft.tokens,
-            parents=draft.parents,
-            survival=draft.survival,
-        )
-    return message
+    return verifier_pb2.DraftBatch(
+        hello=hello_to_wire(batch.hello),
+        attach=_claims_to_wire(batch.attach),
+        drafts=[draft._asdict() for draft in batch.drafts],  # by the same names
+        stamp_us=batch.stamp_us,
+    )
+
+
+def _claims_to_wire(claims: Iterable[Attach]) -> list[verifier_pb2.Attach]:
+    return [verifier_pb2.Attach(session_id=one.session_id, draft_key=one.draft_key) for one in claims]
 
 
 def _batch_from_wire(message: verifier_pb2.DraftBatch) -> DraftBatch:
@@ -94,29 +92,26 @@ def _attach_from_wire(message: verifier_pb2.Attach) -> Attach:
 
 
 def _draft_from_wire(message: verifier_pb2.Draft) -> Draft:
-    tokens, parents = list(message.tokens), list(message.parents)
-    return Draft(message.session_id, message.base, tokens, parents, message.survival)
+    # A slice takes half of the time of a list that is made of them.
+    return Draft(message.session_id, message.base, message.tokens[:], message.parents[:], message.survival)
 
 
 def _commits_to_wire(batch: CommitBatch) -> verifier_pb2.CommitBatch:
-    message = verifier_pb2.CommitBatch(
+    return verifier_pb2.CommitBatch(
         hello=hello_to_wire(batch.hello),
+        commits=[commit._asdict() for commit in batch.commits],
+        revoked=_claims_to_wire(batch.revoked),
         echo_us=batch.echo_us,
         held_us=batch.held_us,
         rest=batch.rest,
         beside=batch.beside,
     )
-    for commit in batch.commits:
-        message.commits.add(session_id=commit.session_id, base=commit.base, tokens=commit.tokens)
-    for claim in batch.revoked:
-        message.revoked.add(session_id=claim.session_id, draft_key=claim.draft_key)
-    return message
 
 
 def _commits_from_wire(message: verifier_pb2.CommitBatch) -> CommitBatch:
     return CommitBatch(
         hello_from_wire(message),
-        (Commit(one.session_id, one.base, list(one.tokens)) for one in message.commits),
+        (Commit(one.session_id, one.base, one.tokens[:]) for one in message.commits),
         map(_attach_from_wire, message.revoked),
         message.echo_us,
         message.held_us,

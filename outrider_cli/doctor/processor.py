@@ -67,9 +67,8 @@ def native_code() -> Finding:
         made = native.compiled()
     except FileNotFoundError as error:
         return Finding("native code", f"{error}: {slower}", "install one (Debian: apt-get install g++)")
-    except subprocess.CalledProcessError as error:
-        last = error.stderr.decode(errors="replace").strip().splitlines()[:1]
-        said = f"it does not compile ({' '.join(last) or in_one_line(error)}): {slower}"
+    except native.NotCompiled as error:
+        said = f"it does not compile ({error}): {slower}"
         return Finding("native code", said, "install a g++ or clang++ that knows C++17")
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("native code", f"{in_one_line(error)}: {slower}", "make room for it, or time")

@@ -302,6 +302,23 @@ def test_what_is_compiled_is_kept_where_nobody_else_may_write(
 
 
 @needs_compiler
+def test_what_a_compiler_has_against_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "one.cpp"
+    source.write_text("this is no program\n")
+    monkeypatch.setattr(native, "SOURCES", [source])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.library.cache_clear()
+    try:
+        assert native.library() is None
+    finally:
+        native.library.cache_clear()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"torch runs all of the model, which takes longer: NotCompiled: {source}:1:")
+
+
+@needs_compiler
 def test_what_is_not_in_float32_or_not_contiguous_is_refused_before_it_is_read() -> None:
     layer = NativeLinear(random(64, 64), None)
     for x in (random(3, 64).to(torch.bfloat16), random(64, 3).T):

@@ -15,6 +15,7 @@ from drafter.survival import on_the_wire
 from outrider.engine.kv_blocks import BlockTable
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import SessionParams
+from verifier.draft_tree import Fixed
 from verifier.drafter_seat import DrafterSeat
 from verifier.session import DraftFate, Session, SessionSpec
 
@@ -162,7 +163,7 @@ class Link(RuleBasedStateMachine):
         """What is thought of drafters changes which of their guesses are verified, and nothing else."""
         seats = [one.seat for one in self.drafters]
         self.verifier.tree.believe(
-            {seat: (factor,) for seat, factor in zip(seats, left[1:], strict=True)}, agreed=left[0]
+            {seat: Fixed((factor,)) for seat, factor in zip(seats, left[1:], strict=True)}, agreed=left[0]
         )
 
     # -- what the network does --

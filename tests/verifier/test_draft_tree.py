@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verifier.draft_tree import MAX_NODES, DraftTree
+from verifier.draft_tree import MAX_NODES, DraftTree, Fixed
 
 tokens = st.integers(0, 3)
 
@@ -74,7 +74,7 @@ def test_of_tokens_at_one_place_one_at_most_is_right_whatever_is_said() -> None:
     tree = DraftTree()
     tree.add([], [1, 2, 3, 4], [-1] * 4, bytes([200, 199, 198, 197]))
     assert sum(tree.nodes(tree.chances, 4, 0.0).chances) == pytest.approx(1)
-    tree.believe({None: (0.5,)}, {None: 0.1})
+    tree.believe({None: Fixed((0.5,), 0.1)})
     assert tree.nodes(tree.chances, 4, 0.0).chances == pytest.approx([0.39, 0.078, 0.078, 0.077], abs=0.01)
 
 
@@ -183,7 +183,7 @@ def test_equal_tokens_of_two_sources_join_and_count_as_the_one_says_that_is_beli
     assert tree.add([], [1], [], bytes([204]), "a") == 0 and tree.size == 3
     assert tree.path == tree.path_of("b") == [1, 2, 3] and tree.path_of("a") == [1, 2]
     assert chances(tree) == pytest.approx([1.0, 0.5, 1.0], abs=0.01)
-    tree.believe({"a": [1.0], "b": [0.1]})
+    tree.believe({"a": Fixed([1.0]), "b": Fixed([0.1])})
     assert chances(tree) == pytest.approx([0.8, 0.5, 0.1], abs=0.01)
 
 
@@ -192,7 +192,7 @@ def test_of_two_paths_the_one_is_verified_whose_source_is_believed_more() -> Non
     tree.add([], [1], [], bytes([150]), "modest")
     tree.add([], [2, 3], [], bytes([255, 255]), "boastful")
     assert (best(tree), tree.path_of("modest"), tree.path_of("boastful")) == ([2, 3], [1], [2, 3])
-    tree.believe({"modest": [1.0], "boastful": [0.4]})
+    tree.believe({"modest": Fixed([1.0]), "boastful": Fixed([0.4])})
     assert (best(tree), tree.path_of("modest"), tree.path_of("boastful")) == ([1], [1], [2, 3])
 
 
