@@ -6,9 +6,10 @@
 Asks the suite's copy-edit conversations, with the text to be edited as prediction and without, and for JSON
 by two schemas: of choices, most of which a grammar forces, and of texts; `--workloads` may name other kinds
 of the suite, too. Each with drafts, and without any (num_speculative_tokens = 0); with `--other`, of a second
-service that runs beside it, also with that one's drafts. All of them are asked in turn, one at a time, so
-that whatever else the machine does falls on all. Told are the tokens a step of the target, which no other
-load changes, and the tokens a second.
+service that runs beside it, also with that one's drafts; what goes without drafts is asked of the two by
+turns, as a service compares the ways over all that it is asked. All are asked in turn, one at a time, so that
+whatever else the machine does falls on all. Told are the tokens a step of the target, which no other load
+changes, and the tokens a second.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,6 +127,7 @@ def main(
     told: dict[str, Any] = {}
     texts: dict[str, str] = {}
     asked_of = [httpx.Client(base_url=each, timeout=600) for each in (url, other or url)]
+    plain_at_other = cycle((False, other is not None))
     with asked_of[0] as client, asked_of[1] as other_client:
         for _ in range(repetitions):
             sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
@@ -132,7 +135,8 @@ def main(
                 if way == OTHER and other is None:
                     continue
                 asked = asked | {"max_tokens": max_tokens, "temperature": temperature}
-                answer, seconds = ask(other_client if way == OTHER else client, asked)
+                at_other = next(plain_at_other) if way == PLAIN else way == OTHER
+                answer, seconds = ask(other_client if at_other else client, asked)
                 choice, usage = answer["choices"][0], answer["usage"]
                 same = texts.setdefault(str(asked["messages"]), choice["message"]["content"])
                 if same != choice["message"]["content"]:
