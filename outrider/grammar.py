@@ -28,6 +28,7 @@ from outrider.grammar_matcher import Mask, Matcher
 log = logging.getLogger(__name__)
 
 MAX_GRAMMAR_BYTES = 32 * 1024
+WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"  # at one place of JSON: a model may write it without end
 STACK_BYTES = 256 * 2**20  # of addresses: rules that name one another in a chain nest as deep in the library
 NICENESS = 15  # of what only one session waits for: a thirtieth of what a step's thread has beside it
 

@@ -218,8 +218,13 @@ class CallParser:
         arguments = told.get("arguments", told.get("parameters", {}))
         if not isinstance(arguments, dict | str):
             return self._no_call()
+        try:
+            text = arguments
+            if not isinstance(text, str):
+                text = json.dumps(text, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # a number that is too large to be told
+            return self._no_call()
         self._call(_whole_characters(name))
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         self._argue(_whole_characters(text))
         self._held = self._held[end:]
         self._read = self._after

@@ -6,34 +6,52 @@ A parameter that is a text stands as it is between its tags; any other stands as
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
 
-from outrider.grammar import MAX_GRAMMAR_BYTES
+from outrider.errors import InvalidRequest
+from outrider.grammar import MAX_GRAMMAR_BYTES, WHITE_SPACE
 
 FUNCTION, PARAMETER, PARAMETER_END, FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
 LINE_END, END = json.dumps("\n"), json.dumps(f"\n{PARAMETER_END}")
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 MOST_LOOKED_AT = 16  # of them, and of values, to find out if a parameter is a text
+OF_A_TEXT = ("type", "enum", "const", "minLength", "maxLength", "properties", "items", "anyOf", "oneOf")
+NAME = re.compile(r"[^\s>]([^\n>]*[^\s>])?")  # of a parameter, as it is read from a tag
+BLANKS = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
 OF_TEXT = r"/(.|\n){%s,%s}\n<\/parameter>/ & ~/(.|\n)*<\/parameter>(.|\n)+/"  # with its end, which comes once
 
 
 def is_text(schema: object, root: Mapping[str, Any]) -> bool:
-    """Returns whether a parameter with this schema is a text, as far as the schema says it. It is a client's,
-    and may be anything: of its alternatives, which may name one another, the first ones are looked at."""
+    """Returns whether a parameter with this schema is a text, as far as the schema says it."""
+    return next(_texts(schema, root), None) is not None
+
+
+def _texts(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields what a schema says of the texts that it allows, one alternative after the other. It is a
+    client's, and may be anything: of its alternatives, which may name one another, the first ones are looked
+    at."""
     ahead = deque([schema])
     for _ in range(MOST_LOOKED_AT):
         if not ahead:
             break
         own = _resolved(ahead.popleft(), root)
-        parts = next((own[name] for name in ALTERNATIVES if isinstance(own.get(name), list)), None)
         said = _says_text(own)
+        if said is None and isinstance(every := own.get("allOf"), list):
+            own = _together([*(_resolved(one, root) for one in every[:MOST_LOOKED_AT]), own])
+            said = _says_text(own)
+        parts = next((own[name] for name in ALTERNATIVES if isinstance(own.get(name), list)), None)
         if said is None and parts is not None:
             ahead += parts[:MOST_LOOKED_AT]
         elif said or (said is None and not {"properties", "items"} & own.keys()):
-            return True
-    return False
+            yield own
+
+
+def _together(parts: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Returns what all of these say of a text; the last one's word counts."""
+    return {name: part[name] for part in parts for name in OF_A_TEXT if name in part}
 
 
 def _says_text(schema: Mapping[str, Any]) -> bool | None:
@@ -56,45 +74,84 @@ def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema if isinstance(schema, Mapping) else {}
 
 
-def _parameters(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    known = schema.get("properties")
-    return known if isinstance(known, Mapping) else {}
+def _parameters(schema: Mapping[str, Any], most: int = MOST_LOOKED_AT) -> tuple[dict[str, Any], set[str]]:
+    """Returns the parameters of a function, and the names of those that it must have. `most`: of alternatives
+    so many are looked at."""
+    found, required = dict[str, Any](), dict[str, None]()
+    ahead: deque[object] = deque([schema])
+    for _ in range(MOST_LOOKED_AT):
+        if not ahead:
+            break
+        own = _resolved(ahead.popleft(), schema)
+        if isinstance(known := own.get("properties"), Mapping):
+            found = {**known, **found}
+        if isinstance(needed := own.get("required"), list):
+            required |= dict.fromkeys(one for one in needed if isinstance(one, str))
+        for name in ALTERNATIVES:
+            if isinstance(parts := own.get(name), list):
+                ahead += parts[: MOST_LOOKED_AT if name == "allOf" else most]
+    return {**found, **{name: {} for name in required if name not in found}}, set(required)
 
 
 def json_parameters(schema: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the parameters of a function that are no texts."""
-    return tuple(name for name, one in _parameters(schema).items() if not is_text(one, schema))
+    known, _ = _parameters(schema)
+    return tuple(name for name, one in known.items() if not is_text(one, schema))
 
 
 def function(index: int, name: str, schema: Mapping[str, Any]) -> list[str]:
     """Returns the rules, in Lark's notation, of a call of the function. Its parameters come in the schema's
-    order. Of texts the choices and the lengths are held; patterns are not."""
-    required = schema.get("required")
+    order; of alternatives of all of them the first one counts. Of texts the choices and the lengths are held;
+    patterns are not. Raises InvalidRequest where a parameter that it must have cannot be written so."""
+    known, required = _parameters(schema, most=1)
     parts, lines, length = list[str](), list[str](), 0
-    for number, (parameter, one) in enumerate(_parameters(schema).items()):
+    for number, (parameter, one) in enumerate(known.items()):
         if length > MAX_GRAMMAR_BYTES:
             break  # whatever follows, it is too long
+        if not NAME.fullmatch(parameter):  # it would be read as another
+            if parameter in required:
+                _refuse(name, parameter, "its name cannot stand in a tag")
+            continue
         rule = f"parameter_{index}_{number}"
-        needed = isinstance(required, list) and parameter in required
-        parts.append(rule if needed else f"{rule}?")
+        parts.append(rule if parameter in required else f"{rule}?")
         lines.append(f"{rule}: {json.dumps(f'{PARAMETER}{parameter}>{chr(10)}')} {rule}_value {LINE_END}")
-        lines.append(_value(f"{rule}_value", one, schema))
+        value = _value(f"{rule}_value", one, schema)
+        lines.append(
+            value or _refuse(name, parameter, f"none of its values can stand before {PARAMETER_END}")
+        )
         length += len(lines[-2]) + len(lines[-1])
     head = json.dumps(f"{FUNCTION}{name}>\n")
     return [f"call_{index}: {head} {' '.join(parts)} {json.dumps(FUNCTION_END)}", *lines]
 
 
+def _refuse(function: str, parameter: str, why: str) -> NoReturn:
+    raise InvalidRequest(
+        f"the parameter {parameter!r:.100} of {function} is needed, and {why}", field="tools"
+    )
+
+
 def _value(rule: str, schema: object, root: Mapping[str, Any]) -> str:
-    own = _resolved(schema, root)
-    if not is_text(schema, root):
+    """Returns the rules of a value with its end; none if there is no such value."""
+    texts = list(_texts(schema, root))
+    if not texts:
         named = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        return f"{rule}: {rule}_json {END}\n{rule}_json: %json {json.dumps({**named, **own})}"
-    choices = [own["const"]] if "const" in own else own.get("enum")
-    if isinstance(choices, list):
-        options = " | ".join(json.dumps(one) for one in choices if isinstance(one, str))
-        return f"{rule}: ({options}) {END}"
-    lengths = _length(own.get("minLength"), 0), _length(own.get("maxLength"), "")
-    return f"{rule}: {rule.upper()}\n{rule.upper()}: {OF_TEXT % lengths}"
+        told = {**BLANKS, **named, **_resolved(schema, root)}
+        return f"{rule}: {rule}_json {END}\n{rule}_json: %json {json.dumps(told)}"
+    # What is there twice stands here twice: all that takes time makes a grammar longer, which has a limit.
+    options, lengths, seen = list[str](), dict[tuple[object, object], None](), set[int]()
+    for own in texts:
+        choices = [own["const"]] if "const" in own else own.get("enum")
+        if isinstance(choices, list):
+            if id(choices) not in seen:  # several alternatives may name one
+                sound = (one for one in choices if isinstance(one, str) and PARAMETER_END not in one)
+                options += map(json.dumps, sound)
+            seen.add(id(choices))
+        else:
+            lengths[_length(own.get("minLength"), 0), _length(own.get("maxLength"), "")] = None
+    ways = [f"({' | '.join(options)}) {END}"] * bool(options)
+    ways += (f"{rule.upper()}_{place}" for place in range(len(lengths)))
+    lines = [f"{rule.upper()}_{place}: {OF_TEXT % each}" for place, each in enumerate(lengths)]
+    return "\n".join([f"{rule}: {' | '.join(ways)}", *lines]) if ways else ""
 
 
 def _length(told: object, otherwise: object) -> object:

@@ -109,10 +109,6 @@ def _escaped(text: str) -> str:
 def _as_json(text: str) -> str:
     """Returns the value as JSON; as a text if it is none."""
     try:
-        return json.dumps(json.loads(text, parse_constant=_refused), ensure_ascii=False)
+        return json.dumps(json.loads(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-
-
-def _refused(name: str) -> object:
-    raise ValueError(name)

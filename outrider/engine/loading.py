@@ -39,6 +39,7 @@ from outrider.wire.description import ModelInfo, TokenizerFiles
 
 __all__ = ["load_engine", "load_model", "load_tokenizer", "tokenizer_of"]
 
+MOST_CONTEXT = 2**31 - 1  # whatever a configuration says: messages have room for no more
 FREE_NUMBERS = 2**28  # that a model may have beside those in its files: tables that it makes up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -205,7 +206,7 @@ def max_context(config: Any) -> int:
     Kept to the length at which a rotary scaling that depends on the length switches over: its angles would
     otherwise change with what else is in the batch."""
     text = config.get_text_config()
-    longest = int(getattr(text, "max_position_embeddings", None) or 2**20)
+    longest = min(int(getattr(text, "max_position_embeddings", None) or 2**20), MOST_CONTEXT)
     scaling = getattr(text, "rope_parameters", None) or {}
     by_kind = scaling.values() if all(isinstance(value, dict) for value in scaling.values()) else [scaling]
     for parameters in by_kind:

@@ -153,6 +153,8 @@ def run(layer: Layer, x: torch.Tensor, added: torch.Tensor | None = None) -> tor
     """Returns the product with x [..., in] and, if given, something [..., out] added to it. Both are
     contiguous."""
     check(x, added)
+    if x.shape[-1] != layer.width:
+        raise TypeError(f"rows have {layer.width} numbers, not {x.shape[-1]}")
     found = torch.empty(*x.shape[:-1], layer.out, dtype=torch.float32)
     count = x.numel() // layer.width
     other = None if added is None else added.data_ptr()

@@ -216,7 +216,8 @@ def is_usual(model: Any, linear: type[nn.Module]) -> bool:
     type."""
     decoder = model.base_model
     names = {name for name, _ in decoder.named_children()}
-    return names == {"embed_tokens", "layers", "norm", "rotary_emb"} and all(
+    usual = names == {"embed_tokens", "layers", "norm", "rotary_emb"} and len(decoder.layers) > 0
+    return usual and all(
         type(layer).__name__ in USUAL
         and isinstance(layer.self_attn.q_proj, linear)
         and isinstance(layer.mlp.gate_proj, linear)

@@ -114,7 +114,9 @@ def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
                 f"{attending} of its {layers} layers attend through transformers' attention "
                 "interface; the others have attention code or state of their own",
             )
-        if (layer := _forgetful_layer(model, engine)) is not None:
+        with _told(info, model, "its configuration is not that of its architecture"):
+            layer = _forgetful_layer(model, engine)
+        if layer is not None:
             raise _refused(
                 info,
                 f"its own cache forgets what layer {layer} still attends to: its text depends on the cache",

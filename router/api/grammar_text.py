@@ -13,7 +13,7 @@ from typing import Any, Literal
 import llguidance
 
 from outrider.errors import InvalidRequest
-from outrider.grammar import MAX_GRAMMAR_BYTES, Grammars
+from outrider.grammar import MAX_GRAMMAR_BYTES, WHITE_SPACE, Grammars
 
 _FORMATS: dict[str, Literal["regex", "choice", "grammar"]] = {
     "regex": "regex",
@@ -23,7 +23,6 @@ _FORMATS: dict[str, Literal["regex", "choice", "grammar"]] = {
 MAX_LINES = 256  # of a grammar: the library takes a second for a chain of so many rules with a mistake
 MOST_TRIED = 128  # parts of a schema, to find the one at fault
 DEFINITIONS = ("$defs", "definitions")
-WHITE_SPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"  # at one place: a model may write it without end
 TOO_DEEP, IMPOSSIBLE = "recursion limit", "Unsatisfiable"  # what the library says
 
 

@@ -21,7 +21,7 @@ from router.api.deadline import TimeLimits, call_limits
 from router.api.generate import generate_all
 from router.api.intake import Intake
 from router.api.output import Chunk, Result
-from router.api.record import Record, check_owner, recalled
+from router.api.record import Record, recalled, sessions_of
 from router.api.request_id import GrpcRequestIds
 from router.api.stream import Items, internal_error
 from router.api.threads import TINY_BYTES, Retelling, beside
@@ -74,8 +74,8 @@ class GenerationServicer:
         async with errors_as_status(context):
             session_id = position.parse_id(generation_wire.cancellation(request))
             with suppress(UnknownSession):  # what nobody knows, or another key's owner began, is no error
-                await check_owner(self._runner, session_id, self._threads)
-                await self._runner.cancel(session_id)
+                for one in await sessions_of(self._runner, session_id, self._threads):
+                    await self._runner.cancel(one)
         return generation_wire.CANCELLED
 
     @asynccontextmanager

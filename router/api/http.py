@@ -60,6 +60,7 @@ READ = ["GET", "HEAD"]
 MANY_SCORES = 2**14  # log-probabilities of a whole answer, which is not held as JSON if it has more
 REFUSED = answers.AnthropicError  # at Anthropic's routes
 
+Made = TypeVar("Made")
 Kind = TypeVar("Kind", bound=Fields)
 Generating = TypeVar(
     "Generating", schema.CompletionRequest, schema.ChatRequest, MessagesRequest, ResponsesRequest
@@ -128,12 +129,16 @@ def create_app(
             return await resumed(session_id, place)
         return await resumed(session_id, None if after is None else position.parse_position(after))
 
-    async def parsed(request: Request, kind: type[Kind]) -> tuple[Kind, int]:
-        """Returns the request that the body is, and its bytes."""
+    async def made_of(request: Request, make: Callable[[bytes | bytearray], Made]) -> tuple[Made, int]:
+        """Returns what is made of the body, not on the loop if that is large, and its bytes."""
         raw = await incoming.read(request, owner())
         if len(raw) <= TINY_BYTES:
-            return schema.parse(kind, decoded(raw)), len(raw)
-        return await reading.run(len(raw), owner(), None, lambda: schema.parse(kind, decoded(raw))), len(raw)
+            return make(raw), len(raw)
+        return await reading.run(len(raw), owner(), None, lambda: make(raw)), len(raw)
+
+    async def parsed(request: Request, kind: type[Kind]) -> tuple[Kind, int]:
+        """Returns the request that the body is, and its bytes."""
+        return await made_of(request, lambda raw: schema.parse(kind, decoded(raw)))
 
     async def written(size: int, answered: Callable[[], Json]) -> Response:
         """Returns an answer that grows with what the client sent, so that it is not written on the loop."""
@@ -143,8 +148,7 @@ def create_app(
     async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
         asks_for(shape)
-        asked, size = await parsed(request, kind)
-        body = asked.as_chat() if isinstance(asked, MessagesRequest | ResponsesRequest) else asked
+        (asked, body), size = await made_of(request, lambda raw: _asked(kind, raw))
         limits = time_limits(request.headers, body.stream, asked_at)
         if last := request.headers.get("last-event-id"):
             if not body.stream:
@@ -287,6 +291,14 @@ def create_app(
         return Response(b"".join(text), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _asked(
+    kind: type[Generating], raw: bytes | bytearray
+) -> tuple[Generating, schema.CompletionRequest | schema.ChatRequest]:
+    """Returns the request that a body is, and as one of the API's own."""
+    asked = schema.parse(kind, decoded(raw))
+    return asked, asked.as_chat() if isinstance(asked, MessagesRequest | ResponsesRequest) else asked
 
 
 def _described(model: ServedModel, name: str) -> answers.Model:

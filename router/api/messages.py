@@ -147,9 +147,10 @@ def _use_block(id: str, name: str, input: Json) -> Json:
 
 def _input(arguments: str) -> Json:
     """Returns the arguments as the object that they are; an empty one if they were cut off, or cannot be told
-    as JSON again: for half of a surrogate pair, or hundreds of levels."""
+    as JSON again: for half of a surrogate pair, hundreds of levels, or a number that is too large for one."""
     try:
         told = json.loads(arguments)
+        json.dumps(told, allow_nan=False)
         to_json(told)
     except (ValueError, RecursionError):
         return {}

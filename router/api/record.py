@@ -61,12 +61,20 @@ def named(generation: Generation, session_id: SessionId) -> Generation:
     return replace(generation, sessions=tuple(sessions))
 
 
-async def check_owner(runner: SessionRunner, session_id: SessionId, threads: Threads) -> None:
-    """If keys are asked for, raises UnknownSession unless this key's owner began the session. Its log may be
-    long, and has a place as where it is told again: raises Overloaded."""
-    if owner():
+async def sessions_of(
+    runner: SessionRunner, session_id: SessionId, threads: Threads
+) -> tuple[SessionId, ...]:
+    """Returns the sessions of the request whose first one this is. If keys are asked for, raises
+    UnknownSession unless this key's owner began it; else one of which nothing is known is the only one. Its
+    log may be long, and has a place as where it is told again: raises Overloaded."""
+    try:
         with threads.retelling(owner()):
-            _record(await runner.recall(session_id))
+            prompts = _record(await runner.recall(session_id)).prompts
+    except (UnknownSession, Unavailable):
+        if owner():
+            raise
+        prompts = 1
+    return tuple(companion(session_id, index) for index in range(prompts))
 
 
 def _record(first: Recalled) -> Record:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.errors import InvalidRequest
-from outrider.grammar import MAX_GRAMMAR_BYTES
+from outrider.grammar import MAX_GRAMMAR_BYTES, WHITE_SPACE
 from router.api.fields import checked_text, json_type, refused, shown, sized
-from router.api.grammar_text import WHITE_SPACE, Structure
+from router.api.grammar_text import Structure
 from router.api.structured import MAX_DESCRIPTION_BYTES, MAX_SCHEMA_BYTES, SCHEMA, compiled
 from router.requests import ServedModel
 from router.tokenizer import Tokenizer

@@ -97,6 +97,7 @@ def test_context_stops_where_a_rotary_scaling_would_switch() -> None:
     )
     assert max_context(config) == 512
     assert max_context(AutoConfig.for_model("llama", max_position_embeddings=4096)) == 4096
+    assert max_context(AutoConfig.for_model("llama", max_position_embeddings=2**40)) == 2**31 - 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -326,3 +326,5 @@ def test_what_is_not_in_float32_or_not_contiguous_is_refused_before_it_is_read()
             run(layer.layer, x)
     with pytest.raises(TypeError, match="rows are contiguous and in float32"):
         layer(random(3, 64).double())
+    with pytest.raises(TypeError, match="rows have 64 numbers, not 128"):
+        layer(random(3, 128))

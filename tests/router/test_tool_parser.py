@@ -111,6 +111,7 @@ CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (QWEN3_CODER, f"So:\n{xml('f', a=QUOTED, n='5')}\n{xml('g')}", "So:", [("f", OF_QUOTED), G_CALL]),
     (QWEN3_CODER, xml("f", l='["a", {}]', n="five"), "", [("f", '{"l": ["a", {}], "n": "five"}')]),
     (QWEN3_CODER, xml("f", n="NaN", a="5"), "", [("f", '{"n": "NaN", "a": "5"}')]),
+    (QWEN3_CODER, xml("f", n="1e999", a="5"), "", [("f", '{"n": "1e999", "a": "5"}')]),
     (QWEN3_CODER, "<tool_call><function=f><parameter=a>x</parameter></function>", "", [("f", '{"a": "x"}')]),
     (QWEN3_CODER, "<tool_call><function=f><parameter=a>\nx</para", "", [("f", '{"a": "x')]),
     (QWEN3_CODER, "<tool_call><function=f></tool_call>", "", [("f", "{}")]),

@@ -15,7 +15,7 @@ from router.api.grpc_generation import add_generation_service
 from router.api.intake import Intake
 from router.api.threads import Threads
 from router.metrics import Metrics
-from router.requests import SessionRunner
+from router.requests import GenerationRequest, SessionEvent, SessionRunner
 from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps, until
 
 TOKENIZER = byte_level()
@@ -258,6 +258,23 @@ async def test_cancel_names_the_session_that_started_told(connect: Connect) -> N
     (session,) = runner.requests
     assert runner.cancelled == [session.session_id] == [bytes.fromhex(started.id)]
     await stub.Cancel(generation_pb2.CancelRequest(id="ab" * 16))  # that nobody knows, which is no error
+
+
+async def test_cancel_ends_all_answers_of_a_request_though_the_first_is_over(connect: Connect) -> None:
+    def script(request: GenerationRequest) -> list[SessionEvent | None]:
+        over = request is runner.requests[0]
+        return steps(IDS[:2]) if over else [*steps(IDS[:2])[:-1], None]
+
+    runner = ScriptedRunner(MODEL, script)
+    stub = generation_pb2_grpc.GenerationStub(await connect(runner))
+    call = stub.Generate(Request(text="the fox", n=3))
+    started = (await anext(aiter(call))).started
+    await runner.waiting.wait()
+    await stub.Cancel(generation_pb2.CancelRequest(id=started.id))
+    assert runner.cancelled == [one.session_id for one in runner.requests] and len(runner.cancelled) == 3
+    runner.store_is_away = True
+    await stub.Cancel(generation_pb2.CancelRequest(id=started.id))
+    assert runner.cancelled[3:] == [bytes.fromhex(started.id)]
 
 
 @pytest.mark.parametrize("id", ["", "cmpl-7", "00" * 15, "00" * 17])

@@ -164,10 +164,10 @@ async def test_a_cancel_reads_a_log_in_a_place_too(monkeypatch: pytest.MonkeyPat
     """Thousands, of 60 bytes each, had waited for one thread with as many logs."""
     runner, threads, id = SlowLogs(), Threads(retold_places=4), SessionId(b"x" * 16)
     monkeypatch.setattr(record, "owner", lambda: "ann")
-    waiting = [asyncio.create_task(record.check_owner(runner, id, threads)) for _ in range(2)]
+    waiting = [asyncio.create_task(record.sessions_of(runner, id, threads)) for _ in range(2)]
     await until(lambda: runner.reads == 2)
     with pytest.raises(Overloaded):
-        await record.check_owner(runner, id, threads)
+        await record.sessions_of(runner, id, threads)
     assert runner.reads == 2
     runner.go_on.set()
     for one in waiting:

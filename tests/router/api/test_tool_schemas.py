@@ -97,3 +97,70 @@ def test_a_grammar_of_tools_is_made_no_further_than_it_may_be_long() -> None:
         FORMATS["qwen3_coder"], [(f"f{n}", parameters) for n in range(15)], lambda _: None, several=True
     )
     assert len(text) < 2**22
+
+
+def values(parameter: Any, **more: Any) -> str:
+    """The rules of a call with that one parameter."""
+    schema = {"type": "object", "properties": {"p": parameter}, "required": ["p"], **more}
+    return "\n".join(xml_calls.function(0, "f", schema))
+
+
+ENUM = {"$defs": {"E": {"type": "string", "enum": ["asc", "desc"]}}}
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        {"anyOf": [{"enum": ["asc", "desc"]}, {"type": "null"}]},
+        {"anyOf": [{"$ref": "#/$defs/E"}, {"type": "null"}]},
+        {"allOf": [{"$ref": "#/$defs/E"}], "default": "asc"},
+        {"allOf": [{"type": "string"}, {"enum": ["asc", "desc"]}]},
+        {"oneOf": [{"const": "asc"}, {"const": "desc"}]},
+    ],
+)
+def test_the_choices_of_a_text_are_held_wherever_its_schema_has_them(parameter: Any) -> None:
+    rules = values(parameter, **ENUM)
+    assert '("asc" | "desc")' in rules and "/(.|" not in rules
+
+
+def test_the_lengths_of_alternatives_are_held() -> None:
+    rules = values({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}, {"const": "all"}]})
+    assert '("all")' in rules and "{0,3}" in rules and "{0,}" not in rules
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}},
+        {"anyOf": [{"properties": {"x": {"type": "integer"}}, "required": ["x"]}, {"properties": {"y": {}}}]},
+        {"allOf": [{"properties": {"x": {"type": "integer"}}}, {"required": ["x"]}]},
+    ],
+)
+def test_the_parameters_are_found_wherever_a_schema_has_them(schema: dict[str, Any]) -> None:
+    call, *rules = xml_calls.function(0, "f", schema)
+    assert call.endswith(' parameter_0_0 "</function>"') and "<parameter=x>" in rules[0]
+    assert "x" in xml_calls.json_parameters(schema)
+
+
+def test_what_must_be_there_is_there_though_nothing_else_is_said_of_it() -> None:
+    call, *_ = xml_calls.function(0, "f", {"properties": {}, "required": ["p"]})
+    assert "parameter_0_0 " in call
+
+
+@pytest.mark.parametrize("name", ["a>b", " a", "a ", "", "a\nb"])
+def test_a_name_that_would_be_read_as_another_is_left_out_or_refused(name: str) -> None:
+    call, *_ = xml_calls.function(0, "f", {"properties": {name: {}, "b": {}}})
+    assert "parameter_0_1?" in call and "parameter_0_0" not in call
+    with pytest.raises(InvalidRequest, match="is needed, and its name cannot stand in a tag"):
+        xml_calls.function(0, "f", {"properties": {name: {}}, "required": [name]})
+
+
+def test_a_choice_that_would_end_too_soon_is_left_out_and_refused_if_it_is_the_only_one() -> None:
+    assert '("b")' in values({"enum": ["a</parameter>", "b"]})
+    with pytest.raises(InvalidRequest, match="none of its values can stand before"):
+        values({"const": "a</parameter>"})
+
+
+def test_blanks_of_parameters_that_are_json_are_bounded() -> None:
+    """A model had written 565 line ends in an array, and would have gone on to the end of the context."""
+    assert "whitespace_pattern" in values({"type": "array", "items": {"type": "number"}})
