@@ -84,7 +84,7 @@ def _parameters(schema: Mapping[str, Any], most: int = MOST_LOOKED_AT) -> tuple[
             break
         own = _resolved(ahead.popleft(), schema)
         if isinstance(known := own.get("properties"), Mapping):
-            found = {**known, **found}
+            found = {**found, **{name: one for name, one in known.items() if name not in found}}
         if isinstance(needed := own.get("required"), list):
             required |= dict.fromkeys(one for one in needed if isinstance(one, str))
         for name in ALTERNATIVES:
@@ -138,14 +138,14 @@ def _value(rule: str, schema: object, root: Mapping[str, Any]) -> str:
         told = {**BLANKS, **named, **_resolved(schema, root)}
         return f"{rule}: {rule}_json {END}\n{rule}_json: %json {json.dumps(told)}"
     # What is there twice stands here twice: all that takes time makes a grammar longer, which has a limit.
-    options, lengths, seen = list[str](), dict[tuple[object, object], None](), set[int]()
+    options, lengths, seen = list[str](), dict[tuple[object, object], None](), dict[int, object]()
     for own in texts:
         choices = [own["const"]] if "const" in own else own.get("enum")
         if isinstance(choices, list):
             if id(choices) not in seen:  # several alternatives may name one
                 sound = (one for one in choices if isinstance(one, str) and PARAMETER_END not in one)
                 options += map(json.dumps, sound)
-            seen.add(id(choices))
+            seen[id(choices)] = choices
         else:
             lengths[_length(own.get("minLength"), 0), _length(own.get("maxLength"), "")] = None
     ways = [f"({' | '.join(options)}) {END}"] * bool(options)

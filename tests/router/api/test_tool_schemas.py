@@ -164,3 +164,18 @@ def test_a_choice_that_would_end_too_soon_is_left_out_and_refused_if_it_is_the_o
 def test_blanks_of_parameters_that_are_json_are_bounded() -> None:
     """A model had written 565 line ends in an array, and would have gone on to the end of the context."""
     assert "whitespace_pattern" in values({"type": "array", "items": {"type": "number"}})
+
+
+def test_each_of_many_constants_is_a_choice() -> None:
+    names = [f"c{number}" for number in range(xml_calls.MOST_LOOKED_AT - 1)]
+    rules = values({"oneOf": [{"const": name} for name in names]})
+    assert " | ".join(f'"{name}"' for name in names) in rules
+
+
+def test_parameters_come_in_the_schemas_order_and_those_of_its_parts_behind() -> None:
+    schema = {
+        "properties": {"b": {}, "a": {}},
+        "allOf": [{"properties": {"c": {}, "a": {"type": "integer"}}}],
+    }
+    known, _ = xml_calls._parameters(schema)
+    assert list(known) == ["b", "a", "c"] and known["a"] == {}
