@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
 from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
@@ -132,6 +132,11 @@ class SessionRunner(Protocol):
     def resume(self, session_id: SessionId) -> Events:
         """SessionBegun with all steps that its log has, then new events as by `run`. Whoever else
         iterates the session hears Superseded. Raises what `recall` and `run` raise."""
+        ...
+
+    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
+        """Until it is cancelled, these sessions can be resumed, also those that are over: an answer is
+        resumed with all of its sessions."""
         ...
 
     async def cancel(self, session_id: SessionId) -> None:

@@ -38,6 +38,7 @@ PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whet
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 SHORT_BYTES = 4096  # a log that is decoded in less time than it is handed to a thread
 GATHERED_SECONDS = 0.02  # in which what comes is written together, but for what somebody waits for
+RENEWALS = 10  # in the time that a log lives
 BEGUN_SECONDS = 2.0  # that a slow store may hold back what a client hears first; then it counts as away
 
 
@@ -162,6 +163,14 @@ class SessionLogWriter:
         if first is None:
             raise self._missing()
         return await self._decoded(session_id, first)
+
+    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
+        """Until it is cancelled, the logs of these sessions live on, also of those that are over."""
+        period = self._ttl_seconds / RENEWALS
+        while True:
+            await asyncio.sleep(period)
+            with suppress(Unavailable):
+                await self._logs.renew(session_ids, self._ttl_seconds + period)
 
     async def cancel(self, session_id: SessionId) -> None:
         """Notes it for the router that has the session."""

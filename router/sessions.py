@@ -6,11 +6,12 @@ import asyncio
 import math
 import secrets
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
 from outrider.telemetry.spans import Tracer, current_trace
@@ -259,6 +260,9 @@ class Sessions:
         if request.num_speculative_tokens is None:
             return self._num_speculative_tokens
         return min(request.num_speculative_tokens, self._num_speculative_tokens)
+
+    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
+        await self._log_writer.keep(session_ids)
 
     async def cancel(self, session_id: SessionId) -> None:
         session = self._open.get(session_id)

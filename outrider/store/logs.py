@@ -78,6 +78,10 @@ class SessionLogs(Protocol):
         there is none."""
         ...
 
+    async def renew(self, session_ids: Sequence[SessionId], ttl_seconds: float) -> None:
+        """The logs that there are of these sessions live `ttl_seconds` from now on, whosever they are."""
+        ...
+
     async def read(self, session_id: SessionId) -> bytes | None:
         """Returns the log's first record, or None if there is no such log."""
         ...

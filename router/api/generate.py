@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from typing import Any, NoReturn
 
 from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.logprobs import PromptLogprobs
-from outrider.wire.session import FinishReason
+from outrider.wire.session import FinishReason, SessionId
 from router.api.asked import asked
 from router.api.logprobs import Scoring
 from router.api.output import Chunk, Output, Result, Usage
@@ -18,6 +19,8 @@ from router.api.threads import Retelling
 from router.api.validation import Generation
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded
+
+Keep = Callable[[Sequence[SessionId]], Coroutine[Any, Any, NoReturn]]  # SessionRunner's
 
 
 async def generate(
@@ -155,6 +158,7 @@ def _leave(retelling: Retelling, over: Sequence[bool]) -> None:
 
 async def generate_all(
     start: Callable[[GenerationRequest], Events],
+    keep: Keep,
     generation: Generation,
     metrics: Metrics,
     after: Sequence[int] | None = None,
@@ -162,15 +166,16 @@ async def generate_all(
 ) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
     """All sessions of a request side by side: (index of the session, item). Closing it closes them all.
 
-    `start` gives the events of a session; `after` as for `generate`, of each. `retelling`: their place, which
-    they leave when all have come to there. Nothing comes before all have begun, which the first item says:
-    one id is told for all. The first error of any session ends all of them and is raised, and so is the end
-    of their time if none of them has any text."""
+    `start` gives the events of a session; `keep` is called where there are several: the one that is over
+    first must still be known when the others' client resumes. `after` as for `generate`, of each.
+    `retelling`: their place, which they leave when all have come to there. Nothing comes before all have
+    begun, which the first item says: one id is told for all. The first error of any session ends all of them
+    and is raised, and so is the end of their time if none of them has any text."""
     told = False
     if (request := asked()) is not None:
         request.asks(generation)
     if len(generation.sessions) > 1:
-        items = _side_by_side(start, generation, metrics, after, retelling)
+        items = _side_by_side(start, keep, generation, metrics, after, retelling)
     else:
         (session,) = generation.sessions
         has = None if after is None else after[0]
@@ -190,6 +195,7 @@ async def generate_all(
 
 async def _side_by_side(
     start: Callable[[GenerationRequest], Events],
+    keep: Keep,
     generation: Generation,
     metrics: Metrics,
     after: Sequence[int] | None,
@@ -216,12 +222,13 @@ async def _side_by_side(
         except Exception as error:
             await items.put((index, error))
 
-    tasks: list[asyncio.Task[None]] = []
+    ids = [session.session_id for session in generation.sessions if session.session_id is not None]
+    tasks: list[asyncio.Task[None]] = [asyncio.create_task(keep(ids))]
     try:
         for index, session in enumerate(generation.sessions):
             tasks.append(asyncio.create_task(pump(index, session)))
             await asyncio.sleep(0)  # to open one takes its time: others have their turn before the next
-        running = len(tasks)
+        running = len(generation.sessions)
         while running:
             index, item = await items.get()
             if isinstance(item, Exception):

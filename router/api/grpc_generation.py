@@ -120,7 +120,7 @@ class GenerationServicer:
         def start(session: GenerationRequest) -> Events:
             return self._runner.run(session, kept if session is generation.sessions[0] else b"")
 
-        return generation, generate_all(start, generation, self._metrics)
+        return generation, generate_all(start, self._runner.keep, generation, self._metrics)
 
     async def _resumed(self, id: str, after: position.Position, place: Retelling) -> tuple[Generation, Items]:
         session_id = position.parse_id(id)
@@ -136,7 +136,7 @@ class GenerationServicer:
             assert session.session_id is not None
             return self._runner.resume(session.session_id)
 
-        return generation, generate_all(start, generation, self._metrics, after, place)
+        return generation, generate_all(start, self._runner.keep, generation, self._metrics, after, place)
 
 
 async def _told(

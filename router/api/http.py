@@ -174,7 +174,7 @@ def create_app(
         def start(session: GenerationRequest) -> Events:
             return runner.run(session, kept if session is generation.sessions[0] else b"")
 
-        items = generate_all(start, generation, metrics)
+        items = generate_all(start, runner.keep, generation, metrics)
         if body.stream:
             return streamed(items, record, generation)
         answered = await while_connected(request.receive, _whole(items, len(generation.sessions)))
@@ -211,7 +211,9 @@ def create_app(
             with reading.retelling(record.owner) as place:
                 place.hold(sum(len(each.params.prompt) for each in generation.sessions))
                 has = [0] * record.prompts if from_start or after is None else after
-                async with aclosing(generate_all(start, generation, metrics, has, place)) as items:
+                async with aclosing(
+                    generate_all(start, runner.keep, generation, metrics, has, place)
+                ) as items:
                     async for item in items:
                         yield item
 

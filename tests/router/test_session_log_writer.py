@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.errors import Unavailable, UnknownSession
-from outrider.store.logs import Append
+from outrider.store.logs import Append, Owner
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.wire.session import FinishReason, new_session_id
+from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router import session_log_writer as log_writer_module
+from router.metrics import Metrics
+from router.session_log_writer import SessionLogWriter
 from router.transcript import Transcript
 from tests.redis_server import RedisServer
 from tests.router.log_writers import commit, cursors, metric, store_of, taken, transcript, until, writing
@@ -148,6 +150,29 @@ async def test_a_session_has_begun_once_its_request_is_written(monkeypatch: pyte
         assert await logs.read(cursor.session_id) is not None
         await log_writer.begun(cursor.session_id)  # and it stays so
         await log_writer.begun(new_session_id())
+
+
+async def test_logs_that_are_kept_outlive_their_time_though_nothing_is_written() -> None:
+    renewed: list[tuple[list[SessionId], float]] = []
+
+    class Noting(MemorySessionLogs):
+        async def renew(self, session_ids: Sequence[SessionId], ttl_seconds: float) -> None:
+            renewed.append((list(session_ids), ttl_seconds))
+            if len(renewed) == 2:
+                raise Unavailable("the store is away")
+            await super().renew(session_ids, ttl_seconds)
+
+    now = 0.0
+    logs = Noting(clock=lambda: now)
+    log_writer = SessionLogWriter(logs, "router", Metrics(), ttl_seconds=0.2)
+    ids = [new_session_id() for _ in range(2)]
+    await logs.append([Append(one, Owner("router"), 0, [b"0"]) for one in ids], 0.2)
+    keeping = asyncio.create_task(log_writer.keep(ids[:1]))
+    await until(lambda: len(renewed) == 4)
+    assert renewed[0] == (ids[:1], pytest.approx(0.22)), "until the next, and the time of a log from there"
+    now = 0.21
+    assert [await logs.read(one) for one in ids] == [b"0", None]
+    keeping.cancel()
 
 
 async def test_a_slow_store_does_not_hold_a_session_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

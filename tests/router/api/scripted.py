@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from fastapi import FastAPI
 from tokenizers import (
@@ -163,6 +164,7 @@ class ScriptedRunner:
         self.logged = asyncio.Event()  # cleared: no session has begun, as far as its log goes
         self.logged.set()
         self.cancelled: list[SessionId] = []
+        self.kept: list[SessionId] = []
         self.waiting = asyncio.Event()  # a session has come to a None
         self.go_on = asyncio.Event()
 
@@ -183,6 +185,14 @@ class ScriptedRunner:
 
     def degraded(self) -> str:
         return "the store is away" if self.store_is_away else ""
+
+    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
+        self.kept = list(session_ids)
+        try:
+            while True:
+                await asyncio.Event().wait()
+        finally:
+            self.kept = []
 
     async def cancel(self, session_id: SessionId) -> None:
         self.cancelled.append(session_id)

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from outrider.errors import OutriderError, Unavailable
-from outrider.wire.session import FinishReason
+from outrider.wire.session import FinishReason, new_session_id
 from router.api import schema
 from router.api.generate import generate, generate_all
 from router.api.output import Chunk, Result
+from router.api.record import named
 from router.api.validation import Generation, prepare
 from router.metrics import Metrics
 from router.requests import (
@@ -150,12 +151,27 @@ async def test_a_session_without_an_end_is_an_error(metrics: Metrics) -> None:
 async def test_closing_closes_every_session(metrics: Metrics) -> None:
     runner = ScriptedRunner(MODEL, lambda request: [*steps(ids_of("x"))[:-1], None])
     made = generation(prompt=["the", "fox", "jumps"])
-    async with aclosing(generate_all(runner.run, made, metrics)) as items:
+    async with aclosing(generate_all(runner.run, runner.keep, made, metrics)) as items:
         await anext(items)
         await until(lambda: runner.open == 3)
     assert runner.open == 0
     labels = {"model_name": "demo", "finished_reason": "abort"}
     assert metrics.registry.get_sample_value("vllm:request_success_total", labels) == 3
+
+
+async def test_all_sessions_are_kept_as_long_as_one_goes_on(metrics: Metrics) -> None:
+    """Else one that is over is forgotten while its companions go on, and their client cannot resume."""
+    made = named(generation(prompt=["the", "fox"]), new_session_id())
+    script = {made.sessions[0].params.prompt: steps(ids_of("x")), made.sessions[1].params.prompt: [None]}
+    runner = ScriptedRunner(MODEL, lambda request: script[request.params.prompt])
+    ids = [session.session_id for session in made.sessions]
+    async with aclosing(generate_all(runner.run, runner.keep, made, metrics)) as items:
+        async for _, item in items:
+            if isinstance(item, Result):
+                break
+        await runner.waiting.wait()
+        assert runner.kept == ids
+    assert runner.kept == []
 
 
 async def test_sessions_run_side_by_side_and_one_error_ends_all(metrics: Metrics) -> None:
@@ -176,7 +192,7 @@ async def test_sessions_run_side_by_side_and_one_error_ends_all(metrics: Metrics
 
     runner = Together(MODEL, script)
     with pytest.raises(Unavailable):
-        async for _ in generate_all(runner.run, made, metrics):
+        async for _ in generate_all(runner.run, runner.keep, made, metrics):
             pass
     assert runner.open == 0
 
@@ -193,7 +209,9 @@ async def test_nothing_comes_before_all_sessions_have_begun(metrics: Metrics) ->
         for event in steps(ids_of("fox")):
             yield event
 
-    async with aclosing(generate_all(start, made, metrics)) as items:
+    async with aclosing(
+        generate_all(start, ScriptedRunner(MODEL, lambda request: ()).keep, made, metrics)
+    ) as items:
         first = asyncio.ensure_future(anext(items))
         await said.wait()
         for _ in range(20):

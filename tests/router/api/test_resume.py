@@ -85,7 +85,7 @@ def told(
     after: tuple[int, ...] | None = None,
 ) -> list[ServerSentEvent]:
     async def all_of_it() -> list[ServerSentEvent]:
-        items = generate_all(lambda session: replayed(steps), generation, Metrics(), after)
+        items = generate_all(lambda session: replayed(steps), asyncio.sleep, generation, Metrics(), after)
         stream = events(
             items,
             Envelope(SHAPES[shape], ID, 1, "demo", 0),
