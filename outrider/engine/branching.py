@@ -63,6 +63,12 @@ def lay_out(panel: int, _start: int, position: int, parents: Sequence[int]) -> l
     return places
 
 
+def lay_out_in_order(_start: int, position: int, parents: Sequence[int]) -> list[int | None]:
+    """Returns the places of a tree's tokens, as LayOut does, if a kernel adds up what a token sees in the
+    order of its text, wherever that stands."""
+    return list(range(position, position + len(parents)))
+
+
 def lineage(parents: Sequence[int], token: int) -> list[int]:
     """Returns the tokens of a tree that one sees: itself, then those before it, the nearest first."""
     found = []

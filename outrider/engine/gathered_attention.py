@@ -75,7 +75,7 @@ class GatheredAttention:
 
     def _begun(self, works: Sequence[Work], inputs: StepInputs) -> StepInputs:
         """Adds what the step does with states, if there are any."""
-        if not self.panel and any(work.parents for work in works):
+        if self.lay_out is None and any(work.parents for work in works):
             raise ValueError("this attention takes no branches")
         if self.states is not None:
             inputs.states = self.states.prepare(works, inputs.ends.tolist(), self._device)

@@ -13,6 +13,7 @@ import torch
 
 from outrider.engine import indexer
 from outrider.engine.attention import LayerAttention
+from outrider.engine.branching import LayOut, lay_out_in_order
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.gathered_attention import BLOCK_SIZE, GatheredAttention
 from outrider.engine.kv_pools import KvPools
@@ -21,7 +22,9 @@ from outrider.engine.recurrent_state import RecurrentStates
 from outrider.engine.step_inputs import StepInputs, Work, build_step
 
 LANES = 16  # tokens of a block, and numbers at a time, as in native.h
-TRIALS = (((70,), (33, 1, 5, 31)), ((200,), (1, 64, 130, 2, 3)))  # tokens of steps that must give the same
+TRIAL = ((200,), (33, 1, 5, 31, 130), (1, 64, 130, 2, 3))  # tokens of steps that must give the same
+ON_A_BRANCH = (187, 13)  # the same, of which the last step's are on a branch
+LINE = 3  # tokens that are not the text's, beside which a branch goes on
 
 
 class _Step(ctypes.Structure):
@@ -127,14 +130,21 @@ class NativeAttention(GatheredAttention):
     name = "native"
     pools: NativePools
 
-    def __init__(self, pools: NativePools, states: RecurrentStates | None = None) -> None:
+    def __init__(
+        self, pools: NativePools, states: RecurrentStates | None = None, takes_trees: bool = True
+    ) -> None:
         super().__init__(pools, torch.device("cpu"), torch.float32, states=states)
+        self._takes_trees = takes_trees
         self._heads: dict[int, tuple[LayerAttention, Heads]] = {}
         self._all: tuple[Mapping[int, LayerAttention], ctypes.Array[Heads]] | None = None  # as last asked
 
     @classmethod
     def on(cls, model: Any, num_blocks: int) -> NativeAttention:
         return cls(NativePools(num_blocks, BLOCK_SIZE), RecurrentStates.of(model, num_blocks, BLOCK_SIZE))
+
+    @property
+    def lay_out(self) -> LayOut | None:
+        return lay_out_in_order if self.states is None and self._takes_trees else None
 
     def prepare(self, works: Sequence[Work], shapes: Sequence[Shape] = ()) -> StepInputs:
         inputs = build_step(
@@ -183,13 +193,15 @@ class NativeAttention(GatheredAttention):
 
     def keeps_bits(self) -> bool:
         ways = {replace(how, window=how.window and min(how.window, 40)) for how in self.layers.values()}
-        return all(
-            torch.equal(_tried(how, whole), _tried(how, parts)) for how in ways for whole, parts in TRIALS
+        of_texts = [(how, [_tried(how, chunks) for chunks in TRIAL]) for how in ways]
+        self._takes_trees = all(
+            torch.equal(whole, _tried(how, ON_A_BRANCH, LINE)) for how, (whole, *_) in of_texts
         )
+        return all(torch.equal(whole, found) for _, (whole, *others) in of_texts for found in others)
 
     def resized(self, num_blocks: int, num_states: int = 0) -> NativeAttention:
         states = None if self.states is None else self.states.resized(num_states, num_blocks)
-        return NativeAttention(self.pools.resized(num_blocks), states)
+        return NativeAttention(self.pools.resized(num_blocks), states, self._takes_trees)
 
     def _heads_of(self, layer: int, how: LayerAttention) -> Heads:
         found = self._heads.get(layer)
@@ -223,9 +235,11 @@ def keeping_bits(model: Any, num_blocks: int, native: bool) -> GatheredAttention
     return kind.on(model, num_blocks)
 
 
-def _tried(how: LayerAttention, chunks: Sequence[int]) -> torch.Tensor:
-    """Returns what a session's random tokens get, read in these steps: [T, Hq, Dv]."""
-    total, generator = sum(chunks), torch.Generator().manual_seed(2)
+def _tried(how: LayerAttention, chunks: Sequence[int], line: int = 0) -> torch.Tensor:
+    """Returns what a session's random tokens get, read in these steps: [T, Hq, Dv]. `line`: the last step's
+    are on a branch beside so many others, at most LINE; 0 = they are not."""
+    text, generator = sum(chunks), torch.Generator().manual_seed(2)
+    total = text + LINE
     query = torch.randn(how.query_heads, total, how.width, generator=generator, dtype=torch.float32)
     key = torch.randn(how.key_heads, total, how.width, generator=generator, dtype=torch.float32)
     value = torch.randn(how.key_heads, total, how.value_width, generator=generator, dtype=torch.float32)
@@ -233,8 +247,12 @@ def _tried(how: LayerAttention, chunks: Sequence[int]) -> torch.Tensor:
     blocks = list(reversed(range(-(-total // BLOCK_SIZE))))
     attention, found, start = NativeAttention(NativePools(len(blocks), BLOCK_SIZE)), [], 0
     for count in chunks:
-        run = slice(start, start + count)
-        inputs = attention.prepare([Work(blocks, start, [0] * count, 0)])
-        found.append(attention.attend(0, query[:, run], key[:, run], value[:, run], inputs, how, sinks))
+        others = line if start + count == text else 0
+        run = [*range(text, text + others), *range(start, start + count)]
+        parents = [*range(-1, others - 1), -1, *range(others, others + count - 1)] if others else []
+        places = range(start, start + len(parents))
+        inputs = attention.prepare([Work(blocks, start, [0] * len(run), 0, parents, places)])
+        rows = attention.attend(0, query[:, run], key[:, run], value[:, run], inputs, how, sinks)
+        found.append(rows[others:])
         start += count
     return torch.cat(found)

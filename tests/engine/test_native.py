@@ -262,7 +262,7 @@ def test_without_a_compiler_torch_does_the_work(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22, quantization=quantization)
-    assert engine.attention.name == "gathered" and engine.info.bit_exact and engine.attention.panel
+    assert engine.attention.name == "gathered" and engine.info.bit_exact and engine.attention.lay_out
     assert not any(isinstance(module, NativeLinear) for module in engine.model.modules())
     said = [record.getMessage() for record in caplog.records]
     assert (
@@ -274,7 +274,7 @@ def test_without_a_compiler_torch_does_the_work(
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_a_usual_model_runs_by_it(quantization: str | None, checkpoint: Callable[..., Path]) -> None:
     engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22, quantization=quantization)
-    assert engine.attention.name == "native" and engine.info.bit_exact and engine.attention.panel
+    assert engine.attention.name == "native" and engine.info.bit_exact and engine.attention.lay_out
     assert all(isinstance(layer, NativeLayer) for layer in engine.model.forward.layers)
 
 

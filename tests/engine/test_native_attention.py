@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from outrider.engine import native_attention
 from outrider.engine.attention import LayerAttention
-from outrider.engine.branching import lay_out
+from outrider.engine.branching import LayOut, lay_out, lay_out_in_order
 from outrider.engine.native import library
 from outrider.engine.native_attention import NativeAttention, NativePools
 from outrider.engine.step_inputs import Work
@@ -104,13 +107,16 @@ def test_it_is_right_and_a_token_gets_its_bits_in_any_company(how: LayerAttentio
     assert torch.equal(read(text, [1] * 40 + [91]), whole)
 
 
+@pytest.mark.parametrize("laid_out", [lay_out_in_order, partial(lay_out, 512)], ids=["in order", "apart"])
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS.keys())
-def test_a_token_on_a_branch_gets_the_bits_of_a_text_that_goes_on_so(how: LayerAttention) -> None:
+def test_a_token_on_a_branch_gets_the_bits_of_a_text_that_goes_on_so(
+    how: LayerAttention, laid_out: LayOut
+) -> None:
     text, line, before = Text(how, 3, 90), 3, 60
     # A line of three, beside it a branch of the text's own tokens, and one that leaves that branch.
     own = list(range(before, before + 12))
     parents = [*range(-1, line - 1), -1, *range(line, line + 11), line + 4]
-    places = lay_out(512, before, before, parents)
+    places = laid_out(before, before, parents)
     assert None not in places
     attention = NativeAttention(NativePools(2 * BLOCKS, 16))
     step(attention, [(text, Work(text.blocks, 0, [0] * before, 0), list(range(before)))])
@@ -121,6 +127,24 @@ def test_a_token_on_a_branch_gets_the_bits_of_a_text_that_goes_on_so(how: LayerA
     found = step(attention, [(text, tree, tokens)])[0]
     expected = read(text, [before + 12])
     assert torch.equal(found[line : line + 12], expected[before:])
+
+
+def test_if_a_branch_has_other_bits_a_step_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = NativeAttention(NativePools(2 * BLOCKS, 16))
+    attention.layers = {0: USUAL}
+    assert attention.keeps_bits() and attention.resized(BLOCKS).lay_out is not None
+    tried = native_attention._tried
+
+    def broken(how: LayerAttention, chunks: Sequence[int], line: int = 0) -> torch.Tensor:
+        found = tried(how, chunks, line)
+        found[-1, 0, 0] += 1e-6 if line else 0.0
+        return found
+
+    monkeypatch.setattr(native_attention, "_tried", broken)
+    assert attention.keeps_bits() and attention.lay_out is None
+    assert attention.resized(BLOCKS).lay_out is None
+    with pytest.raises(ValueError, match="takes no branches"):
+        attention.prepare([Work([0], 0, [0] * 3, 0, [-1, -1, 0], [0, 1, 2])])
 
 
 def test_slots_are_copied_and_what_others_left_there_does_no_harm() -> None:
