@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -177,6 +178,8 @@ class Fields(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=_told_besides)
 
     neutral: ClassVar[Neutral] = {}
+    names: ClassVar[Mapping[str, str]] = {}
+    """Part of a chat's field -> how it is called here."""
 
     @model_validator(mode="before")
     @classmethod

@@ -48,7 +48,7 @@ from router.api.record import Record, recalled
 from router.api.refusals import MESSAGES, refusal
 from router.api.request_id import CLIENT_CLOSED_REQUEST, identify
 from router.api.responses import Json
-from router.api.responses_request import NAMES, ResponsesRequest
+from router.api.responses_request import ResponsesRequest
 from router.api.stream import Items, internal_error, last_words
 from router.api.telling import telling
 from router.api.threads import SMALL_BYTES, TINY_BYTES, beside
@@ -154,7 +154,7 @@ def create_app(
             if not body.stream:
                 raise InvalidRequest("Last-Event-ID is only for stream = true", field="Last-Event-ID")
             return await resumed(*position.parse_event_id(last), shape)
-        with called(NAMES if isinstance(asked, ResponsesRequest) else {}):
+        with called(asked.names):
             generation = await intake.take(body, size, limits)
         record = Record(
             shape,

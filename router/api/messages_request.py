@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -318,6 +318,7 @@ class MessagesRequest(schema.SharedFields):
     """POST /v1/messages."""
 
     neutral = neutral.MESSAGES
+    names: ClassVar = {"function.parameters": "input_schema"}
 
     messages: Turns
     system: Text = Field(default="", description="What comes before the conversation.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
 
@@ -25,8 +25,6 @@ from router.api.turns import (
     turn,
 )
 
-NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
-"""A chat's field -> how it is called here."""
 PARTS = ("input_text", "output_text", "text")
 BESIDES = frozenset({"annotations", "logprobs"})  # of a part that an answer had: they change nothing
 ITEM_FIELDS = frozenset({"type", "role", "content", "id", "status", "phase"})
@@ -298,6 +296,12 @@ class ResponsesRequest(schema.SharedFields):
     """POST /v1/responses."""
 
     neutral = neutral.RESPONSES
+    names: ClassVar = {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text",
+        "function.parameters": "parameters",
+    }
 
     input: Annotated[Turns, PlainValidator(_input, json_schema_input_type=Content | InputItems)] = Field(
         description="What the user says, or the items of a conversation."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -189,15 +190,16 @@ def choice_seed(seed: int, choice: int) -> int:
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Lets a refusal name a chat's field as the client does, by `names`."""
+    """Lets a refusal name a chat's field as the client does: `names` has some of its parts."""
     try:
         yield
     except InvalidRequest as error:
-        name = names.get(error.field or "")
-        if name is None:
+        field = name = error.field or ""
+        for ours, theirs in names.items():
+            name = re.sub(rf"\b{re.escape(ours)}\b", theirs, name)
+        if name == field:
             raise
-        message = error.message.replace(error.field or "", name, 1)
-        raise type(error)(message, field=name) from None
+        raise type(error)(error.message.replace(field, name, 1), field=name) from None
 
 
 def prepared_in(body: Body, size: int) -> int | None:

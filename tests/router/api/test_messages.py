@@ -193,6 +193,10 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
             {"output_config": {"format": {**FORMAT, "schema": {"uniqueItems": True}}}},
             "output_config.format.schema",
         ),
+        (
+            {"tools": [{"name": "f", "input_schema": {"uniqueItems": True}}], "tool_choice": {"type": "any"}},
+            "tools[0].input_schema",
+        ),
         ({"output_config": {"speed": 1}}, "output_config has the field 'speed'"),
         ({"container": "c"}, "container is not supported by this server"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be user or assistant"),

@@ -144,6 +144,14 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": 5}]}, "input", "a string"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input", "item 0 has 'tool'"),
         ({"input": "x" * 10_000}, "input", "input has 10"),
+        (
+            {
+                "tools": [{"type": "function", "name": "f", "parameters": {"uniqueItems": True}}],
+                "tool_choice": "required",
+            },
+            "tools[0].parameters",
+            "tools[0].parameters",
+        ),
         ({"max_output_tokens": 100}, "max_output_tokens", "max_output_tokens must be from 1 to"),
         ({"metadata": {"a": 1}}, "metadata", "metadata must be an object of strings"),
         ({"temperature": -1}, "temperature", "temperature must be"),
