@@ -99,13 +99,15 @@ def _ours(files: Files) -> dict[str, Serving]:
             files.name, lambda port: (*words, "--port", str(port), "--grpc-port", "0"), EXTRAS
         )
 
-    int8 = ("--quantization", "int8")
+    int8, int4 = (("--quantization", kind) for kind in ("int8", "int4"))
     return {
         "outrider, plain, 1 thread": serve("--drafters", "0", "--threads", "1"),
         "outrider, plain": serve("--drafters", "0"),
         "outrider": serve(),
         "outrider, 8 bits, plain": serve("--drafters", "0", *int8),
         "outrider, 8 bits": serve(*int8),
+        "outrider, 4 bits, plain": serve("--drafters", "0", *int4),
+        "outrider, 4 bits": serve(*int4),
     }
 
 

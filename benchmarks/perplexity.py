@@ -1,4 +1,4 @@
-"""Measures how well a model foretells a text, in 8 bits and without.
+"""Measures how well a model foretells a text: in float32, in 8 bits and with weights of 4.
 
     python benchmarks/perplexity.py --target TARGET --text FILE --write benchmarks/results/NAME.json
 
@@ -28,6 +28,7 @@ from outrider.engine.step_inputs import Work
 from outrider.engine.tokenizer import load_tokenizer
 
 KV_BYTES = 2**28
+KINDS = ("int8", "int4")
 
 
 def read(engine: Engine, windows: list[list[int]]) -> tuple[float, torch.Tensor]:
@@ -54,24 +55,32 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="Threads of the processor.")] = 1,
     write: Write = None,
 ) -> None:
-    """Read a text with a model in float32 and in 8 bits."""
+    """Read a text with a model in float32, and rounded."""
     torch.set_num_threads(threads)
     tokenizer = Tokenizer.from_str(load_tokenizer(target).json)
     ids = tokenizer.encode("\n".join(one.read_text("utf-8") for one in text)).ids
     parts = [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)][:windows]
     if not parts:
         raise SystemExit(f"--text has {len(ids)} tokens; a window takes {window}: give more text")
-    found: dict[str, object] = {"tokens": window * len(parts)}
     plain, expected = read(load_engine(target, kv_memory_bytes=KV_BYTES), parts)
-    rounded, likeliest = read(load_engine(target, kv_memory_bytes=KV_BYTES, quantization="int8"), parts)
-    found |= {
-        "perplexity": {"float32": plain, "int8": rounded},
-        "int8_over_float32": rounded / plain,
-        "agreement": float((likeliest == expected).float().mean()),
-    }
-    print(f"float32 {plain:.3f}, int8 {rounded:.3f} ({rounded / plain - 1:+.2%})")
-    print(f"likeliest token the same at {found['agreement']:.1%} of {found['tokens']} positions")
-    keep(write, found)
+    perplexity, agreement = {"float32": plain}, dict[str, float]()
+    print(f"float32 {plain:.3f}, of {window * len(parts)} tokens")
+    for kind in KINDS:
+        engine = load_engine(target, kv_memory_bytes=KV_BYTES, quantization=kind)
+        perplexity[kind], likeliest = read(engine, parts)
+        agreement[kind] = float((likeliest == expected).float().mean())
+        print(f"{kind} {perplexity[kind]:.3f} ({perplexity[kind] / plain - 1:+.2%})")
+        print(f"the likeliest token is the same at {agreement[kind]:.1%} of positions")
+    over = {kind: perplexity[kind] / plain for kind in KINDS}
+    keep(
+        write,
+        {
+            "tokens": window * len(parts),
+            "perplexity": perplexity,
+            "over_float32": over,
+            "agreement": agreement,
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class ServeOptions:
     draft_quantization: str | None = option(
         None,
         "The same for the draft model alone.",
-        choices=("int8", "fp8"),
+        choices=("int8", "int4", "fp8"),
         shown="as --quantization",
         heading=EngineOptions.HEADING,
     )

@@ -11,6 +11,7 @@ from gguf import (
     MODEL_ARCH,
     GGMLQuantizationType,
     GGUFWriter,
+    LlamaFileType,
     RopeScalingType,
     TokenType,
     get_tensor_name_map,
@@ -29,12 +30,14 @@ def write_gguf(
     scales: Sequence[float] = (),
 ) -> Path:
     """Writes the Llama checkpoint of a folder, its tokenizer and chat template included, and returns the
-    file. `kind` is the format of the matrices: F32 or Q8_0; `tensors` are written beside them, `scaling` is
-    the rotary scaling that the file tells of, `scales` an attention scale that makes no sense."""
+    file. `kind` is the format of the matrices: F32, Q8_0 or Q4_1; `tensors` are written beside them,
+    `scaling` is the rotary scaling that the file tells of, `scales` an attention scale that makes no
+    sense."""
     config = json.loads((folder / "config.json").read_text())
     heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = GGUFWriter(file, "llama")
     writer.add_name("tiny")
+    writer.add_file_type(LlamaFileType[f"MOSTLY_{kind.name}" if kind.name.startswith("Q") else "ALL_F32"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -60,8 +63,8 @@ def write_gguf(
             weight = _rotated(weight, heads if "q_proj" in name else key_heads)
         found = names.get_name(name.removesuffix(END))
         matrix = weight.dim() == 2
-        if matrix and kind is GGMLQuantizationType.Q8_0:
-            _add_rounded(writer, f"{found}{END}", weight)
+        if matrix and kind is not GGMLQuantizationType.F32:
+            _add_rounded(writer, f"{found}{END}", weight, kind)
         else:
             writer.add_tensor(f"{found}{END}", weight.numpy())
     writer.write_header_to_file()
@@ -77,11 +80,10 @@ def _rotated(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape).contiguous()
 
 
-def _add_rounded(writer: GGUFWriter, name: str, weight: torch.Tensor) -> None:
+def _add_rounded(writer: GGUFWriter, name: str, weight: torch.Tensor, kind: GGMLQuantizationType) -> None:
     from gguf import quants
 
-    rounded = quants.quantize(weight.numpy(), GGMLQuantizationType.Q8_0)
-    writer.add_tensor(name, rounded, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.add_tensor(name, quants.quantize(weight.numpy(), kind), raw_dtype=kind)
 
 
 def _add_tokenizer(writer: GGUFWriter, folder: Path) -> None:

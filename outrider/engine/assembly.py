@@ -79,10 +79,10 @@ def build_engine(
     if parts.attention[0] not in MEASURED:
         probe = _with_kernel(probe, expected, parts)
     if not linears.keeps_numbers:
-        tell("rounding weights to 8 bits", 0.85)
+        tell("rounding weights", 0.85)
         _put_in(linears, model, ranks, expected)
         checked, off = check_rounded(gathering, expected, linears.name, bits=on_cpu)
-        tell(f"in 8 bits, logits are {off:.1%} of their size from float32's", 0.9)
+        tell(f"rounded so, logits are {off:.1%} of their size from the model's own", 0.9)
     may_rest = resting_threads is not None and same_bits(gathering, resting_threads)
     attention = with_all_blocks(
         probe.attention, info, kv_memory_bytes, next(model.parameters()).device, group

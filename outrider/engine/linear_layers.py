@@ -11,7 +11,12 @@ from torch import nn
 
 from outrider.engine import packed, plain_pass
 from outrider.engine.native import library
-from outrider.engine.native_layers import NativeEvenInt8Linear, NativeInt8Linear, NativeLinear
+from outrider.engine.native_layers import (
+    NativeEvenInt8Linear,
+    NativeInt4Linear,
+    NativeInt8Linear,
+    NativeLinear,
+)
 from outrider.engine.quantized import EvenInt8Linear, Int8Linear
 from outrider.engine.turning import fold_norms, turn
 from outrider.errors import StartupError, in_one_line
@@ -104,6 +109,32 @@ class Int8:
             packed.pack(model, of_bytes, bare | others)
             fold_norms(model)
         packed.pack(model, of_pairs, bare)
+
+    def run_plainly(self, model: Any) -> None:
+        plain_pass.run_plainly(model)
+
+    def make_ready(self, model: Any, most_rows: int) -> None:
+        packed.make_ready(model, most_rows)
+
+
+class Int4:
+    """Weights of 4 bits on a CPU, with rows that do not depend on one another. The head's have 8: what it
+    gives is the choice itself."""
+
+    name = "int4"
+    keeps_numbers = False
+    keeps_bits = True
+
+    def put_into(self, model: Any, bare: Set[Any] = frozenset()) -> None:
+        """Raises StartupError if there is no native code here."""
+        if library() is None:
+            raise StartupError(
+                "--quantization int4 needs a C++ compiler, g++ or clang++, and a processor with AVX2; "
+                "give int8, or leave it out"
+            )
+        head = model.get_output_embeddings()
+        packed.pack(model, NativeInt4Linear, bare if head is None else bare | {head})
+        packed.pack(model, NativeInt8Linear, bare)
 
     def run_plainly(self, model: Any) -> None:
         plain_pass.run_plainly(model)

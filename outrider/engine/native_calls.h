@@ -6,14 +6,14 @@
 
 // A linear layer, as native_layers.py has it. Groups of outputs may be filled up.
 struct Linear {
-    const void* weight;      // float32 [groups, depth, GROUP] or int8 [groups, depth / 4, GROUP, 4]
+    const void* weight;      // float32 [groups, depth, GROUP], int8 [groups, depth / 4, GROUP, 4], or Quads of 4 bits
     const float* scales;     // [groups, GROUP], of int8
     const int32_t* sums;     // [groups, GROUP], of int8: MIDDLE x the sum of an output's weights
     const float* bias;       // [groups, GROUP], or null
-    const float* norm;       // [in] weights of an RMS norm before it, or null: they are one
+    const float* norm;       // [in] weights of an RMS norm before it, or null: they are one, or there is none
     const int64_t* columns;  // [groups] where the outputs of a group go
     const int64_t* counts;   // [groups] how many there are
-    int64_t groups, in, depth, out, kind;  // depth: `in`, of int8 filled up to a multiple of LINE
+    int64_t groups, in, depth, out, kind;  // depth: `in`, of int8 filled up to a multiple of LINE, of 4 bits of BLOCK
     double eps;              // of the norm; negative = there is none
 };
 

@@ -13,7 +13,11 @@ from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedLinear
 
 FOUR, LINE = 4, 64  # as in native_sums.h: bytes multiplied at once, and those of a tile's row
-FLOATS, BYTES, PAIRS = 0, 1, 2  # kinds of activations: as they are, a byte each, two bytes each
+# Kinds of activations: as they are, a byte each, two bytes each, a byte each with a scale for each block.
+FLOATS, BYTES, PAIRS, BLOCKS = 0, 1, 2, 3
+BLOCK, NIBBLE = 32, 15  # as in native_nibbles.h: inputs that share a scale, and the largest weight of 4 bits
+LANES, EIGHT, QUADS = 16, 8, 320  # as there: outputs of which a block holds weights, half of them, its bytes
+TINY = 1e-30  # instead of 0, by which nothing can be divided
 LARGEST = 127  # whole weight
 ROWS = 4096  # of weights that are rounded at a time: what that takes stays small
 MIDDLE = 128  # what is added to bytes of activations
@@ -105,13 +109,15 @@ class NativeLinear(PackedLinear):
             setattr(self.layer, name, self._held[name].data_ptr())
 
     def may_stand_behind(self, norm: nn.Module) -> bool:
-        """Returns whether it can do the work of a norm before it: in 8 bits, of one whose weights are one."""
-        return isinstance(norm, ShortNorm) and (self.kind == FLOATS or bool((norm.weight == 1).all()))
+        """Returns whether it can do the work of a norm before it."""
+        return isinstance(norm, ShortNorm)
 
     def after(self, norm: ShortNorm) -> Layer:
         """Returns the layer behind a norm, for as long as both are there."""
         found = Layer.from_buffer_copy(self.layer)
-        found.norm, found.eps = norm.weight.data_ptr(), norm.eps
+        found.eps = norm.eps
+        if self.kind == FLOATS or not bool((norm.weight == 1).all()):
+            found.norm = norm.weight.data_ptr()
         return found
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -147,6 +153,52 @@ class NativeEvenInt8Linear(NativeInt8Linear):
     def norm(self, eps: float) -> None:
         """As EvenInt8Linear has it."""
         self.layer.eps = eps
+
+
+class NativeInt4Linear(NativeLinear):
+    """A linear layer whose weights have 4 bits, and activations 8, with a scale for each block of inputs.
+
+    A block's weights lie between its least and its largest, as those of GGUF's Q4_1, which are rounded to
+    themselves."""
+
+    kind = BLOCKS
+
+    def _put_in(self, weight: torch.Tensor) -> int:
+        depth = self.in_features + -self.in_features % BLOCK
+        shape = (len(self._rows), self._rows.shape[1] // LANES, depth // BLOCK, QUADS)
+        laid = torch.empty(shape, dtype=torch.uint8)
+        some = max(1, ROWS // self._rows.shape[1])
+        for begin in range(0, len(self._rows), some):
+            rows = self._rows[begin : begin + some]
+            laid[begin : begin + some] = quads(weight[rows.flatten()]).view(-1, *shape[1:])
+        self._point(weight=laid)
+        return depth
+
+
+def quads(weight: torch.Tensor) -> torch.Tensor:
+    """Returns the `Quads` of native_nibbles.h of weights [16 n, in]: [n, blocks, QUADS]."""
+    whole, steps, least = rounded_to_nibbles(weight)
+    blocks = steps.shape[1]
+    # By sixteen outputs, half of them, output, block, lower or higher bits, vector and input.
+    each = whole.view(-1, 2, EIGHT, blocks, 2, 4, FOUR)
+    bytes_of = (each[:, :, :, :, 0] | each[:, :, :, :, 1] << 4).permute(0, 3, 1, 4, 2, 5)
+    halves = [part.view(-1, LANES, blocks).transpose(1, 2).contiguous() for part in (steps, least)]
+    parts = bytes_of.reshape(-1, blocks, LANES * BLOCK // 2), *(part.view(torch.uint8) for part in halves)
+    return torch.cat(parts, -1)
+
+
+def rounded_to_nibbles(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns whole weights from 0 to NIBBLE [out, blocks, BLOCK], and by blocks [out, blocks], in float16,
+    what one is worth and what stands for 0: of a weight [out, in] in float32. Blocks are filled up with 0."""
+    outputs, inputs = weight.shape
+    own = nn.functional.pad(weight, (0, -inputs % BLOCK), mode="constant").view(outputs, -1, BLOCK)
+    last = own[:, -1, inputs % BLOCK or BLOCK :]
+    last.copy_(own[:, -1, :1].expand_as(last))  # so that they widen no block; their activations are 0
+    least, most = own.aminmax(dim=-1)
+    least = least.half()
+    steps = ((most - least) / NIBBLE).half()
+    whole = (own - least[..., None]) / steps.float().clamp_min(TINY)[..., None]
+    return whole.round_().clamp_(0, NIBBLE).to(torch.uint8), steps, least
 
 
 def run(layer: Layer, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:

@@ -3,7 +3,7 @@
 // Whole numbers sum the same in any order; sums of float32 go over the inputs one after the other. Rows are of
 // float32 and contiguous.
 #include "native_calls.h"
-#include "native_sums.h"
+#include "native_nibbles.h"
 #include "native_team.h"
 
 #include <algorithm>
@@ -21,7 +21,8 @@ constexpr int LARGEST = 127;  // of a byte
 constexpr int MIDDLE = 128;   // is added to bytes, which have no sign
 constexpr int PARTS = 256;    // fine steps in a coarse one
 
-enum Kind : int64_t { FLOATS, BYTES, PAIRS };  // of activations: each as it is, as a byte, as two
+// Of activations: each as it is, as a byte, as two, as a byte with a scale for each block, where weights have 4 bits.
+enum Kind : int64_t { FLOATS, BYTES, PAIRS, BLOCKS };
 
 #if defined(__AVX512VNNI__)
 constexpr bool APART = true;  // the two bytes are rows of their own
@@ -57,20 +58,26 @@ void put_whole(const float* x, int64_t count, int64_t depth, float many, int16_t
 }
 
 // A few rows read the weights faster in other instructions.
-bool runs_in_tiles(const Linear& linear, int n) { return tiles_are_used && linear.kind * n > TILE; }
+bool runs_in_tiles(const Linear& linear, int n) {
+    return tiles_are_used && linear.kind != BLOCKS && linear.kind * n > TILE;
+}
 
 // Rows as a linear layer multiplies them. Shared by the threads, each of which makes some.
 struct Prepared {
-    std::vector<float> floats;   // [ROWS, depth]
+    std::vector<float> floats;   // [ROWS, depth] as they are, or normed
     std::vector<uint8_t> bytes;  // [ROWS or 2 ROWS, depth]; of pairs the fine ones come first
     std::vector<int16_t> whole;  // [ROWS, depth]; these or those
-    std::vector<float> steps;    // [ROWS] what a whole number of a row is worth
+    std::vector<float> steps;    // [ROWS] what a whole number of a row is worth; or of a block
+    std::vector<float> sums;     // [ROWS, depth / BLOCK] what a block's come to
     const float* rows;           // [n, depth] those of floats, or what was given
 
     void make_room(const Linear& linear) {
-        if (linear.kind == FLOATS) {
-            if (linear.eps >= 0) floats.resize(ROWS * linear.depth);
-        } else {
+        if (linear.eps >= 0 || linear.kind == BLOCKS) floats.resize(ROWS * linear.depth);
+        if (linear.kind == BLOCKS) {
+            bytes.resize(ROWS * linear.depth);
+            steps.resize(ROWS * linear.depth / BLOCK);
+            sums.resize(ROWS * linear.depth / BLOCK);
+        } else if (linear.kind != FLOATS) {
             if (APART) bytes.resize(linear.kind * ROWS * linear.depth);
             else whole.resize(ROWS * linear.depth);
             steps.resize(ROWS);
@@ -84,13 +91,15 @@ struct Prepared {
     }
 
     void prepare_row(const Linear& linear, const float* x, int r) {
-        const float scale = linear.eps < 0 ? 1 : 1 / std::sqrt(mean_square(x, linear.in) + float(linear.eps));
-        if (linear.kind == FLOATS) {
+        float scale = linear.eps < 0 ? 1 : 1 / std::sqrt(mean_square(x, linear.in) + float(linear.eps));
+        if (linear.kind == FLOATS || linear.kind == BLOCKS || linear.norm != nullptr) {
             float* to = floats.data() + r * linear.depth;
             for (int64_t i = 0; i < linear.in; i++) to[i] = x[i] * scale;
             if (linear.norm != nullptr)
                 for (int64_t i = 0; i < linear.in; i++) to[i] *= linear.norm[i];
-            return;
+            if (linear.kind == FLOATS) return;
+            if (linear.kind == BLOCKS) return prepare_blocks(linear, to, r);
+            x = to, scale = 1;
         }
         const bool pairs = linear.kind == PAIRS;
         const float largest = largest_of(x, linear.in), most = pairs ? LARGEST * PARTS + LARGEST : LARGEST;
@@ -115,11 +124,26 @@ struct Prepared {
         }
     }
 
+    void prepare_blocks(const Linear& linear, float* x, int64_t r) {
+        const int64_t blocks = linear.depth / BLOCK;
+        std::fill(x + linear.in, x + linear.depth, 0.0f);
+#if defined(__AVX2__)
+        for (int64_t b = 0; b < blocks; b++) {
+            int8_t* to = (int8_t*)bytes.data() + r * linear.depth + b * BLOCK;
+            steps[r * blocks + b] = put_octets(x + b * BLOCK, to, &sums[r * blocks + b]);
+        }
+#endif
+    }
+
     // Computes what n prepared rows give with a group of outputs: found [n, GROUP].
     void outputs(const Linear& linear, int n, int64_t group, float* found) const {
         const int64_t first = group * GROUP;
         if (linear.kind == FLOATS) {
             multiply(rows, n, linear.depth, (const float*)linear.weight + first * linear.depth, found);
+        } else if (linear.kind == BLOCKS) {
+            const int64_t blocks = linear.depth / BLOCK;
+            const Octets octets = {(const int8_t*)bytes.data(), steps.data(), sums.data()};
+            multiply(octets, n, blocks, (const Quads*)linear.weight + first / LANES * blocks, found);
         } else if (!APART) {
             alignas(64) double sums[ROWS * GROUP];
             multiply(whole.data(), n, linear.depth, (const int8_t*)linear.weight + first * linear.depth, sums);

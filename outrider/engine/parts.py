@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from outrider.engine.attention_kernel import Kernel
-from outrider.engine.linear_layers import Int8, Invariant, LinearLayers, Ordinary, Packed
+from outrider.engine.linear_layers import Int4, Int8, Invariant, LinearLayers, Ordinary, Packed
 from outrider.engine.recording import CudaGraphs, Record, called_again
 from outrider.errors import StartupError
 
@@ -34,11 +34,13 @@ LINEARS: dict[str, LinearLayers] = {
         Ordinary(),
         Packed(),
         Int8(),
+        Int4(),
         Invariant("invariant", "TritonLinear", keeps_numbers=True),
         Invariant("int8-weights", "TritonInt8Linear", keeps_numbers=False),
         Invariant("fp8-weights", "TritonFp8Linear", keeps_numbers=False),
     )
 }
+ROUNDED = (Int8.name, Int4.name)
 ON_GPU = {None: "invariant", "int8": "int8-weights", "fp8": "fp8-weights"}  # linear layers by --quantization
 
 
@@ -99,10 +101,10 @@ def obstacle(parts: Parts, device: torch.device, dtype: torch.dtype | None, size
         return f"{parts.linears} linear layers compute in 16 bits on a GPU; give ordinary"
     if parts.linears == "packed" and (device.type != "cpu" or dtype not in (None, *PACKED_DTYPES)):
         return "packed linear layers compute in float32 or bfloat16 on a CPU; give ordinary"
-    if parts.linears == "int8" and (device.type != "cpu" or dtype not in (None, torch.float32)):
-        return "int8 linear layers compute in float32 on a CPU; give ordinary"
-    if parts.linears == "int8" and size > 1:
-        return "int8 linear layers are not divided among processes; give packed, or one process"
+    if parts.linears in ROUNDED and (device.type != "cpu" or dtype not in (None, torch.float32)):
+        return f"{parts.linears} linear layers compute in float32 on a CPU; give ordinary"
+    if parts.linears in ROUNDED and size > 1:
+        return f"{parts.linears} linear layers are not divided among processes; give packed, or one process"
     return None
 
 

@@ -46,9 +46,10 @@ class EngineOptions:
     )
     quantization: str | None = option(
         None,
-        "Run linear layers in 8 bits: faster, on a CPU bit-exact, and not the checkpoint's numbers. On a GPU "
-        "int8 and fp8 round the weights alone; auto = int8 if a CPU computes it exactly.",
-        choices=("int8", "fp8", AUTO),
+        "Run linear layers in 8 bits, or with weights of 4: faster, on a CPU bit-exact, and not the "
+        "checkpoint's numbers. On a GPU int8 and fp8 round the weights alone. auto = int8 if a CPU computes "
+        "it exactly, int4 for a GGUF file in Q4_1 if that is no slower.",
+        choices=("int8", "int4", "fp8", AUTO),
         shown="none",
     )
 
@@ -75,8 +76,8 @@ class EngineOptions:
         on_cpu, told = self.device == "cpu", f"{self.device} in {self.number_format}"
         if kind != "fp8" and on_cpu and self.number_format != "float32":
             raise wrong("quantization", f"{kind} on a CPU is for float32, not {told}: leave it out")
-        if (kind == AUTO and not on_cpu) or (kind == "fp8" and on_cpu):
-            other = "int8 or fp8" if kind == AUTO else "int8"
+        if (kind in (AUTO, "int4") and not on_cpu) or (kind == "fp8" and on_cpu):
+            other = "int8 or int4" if on_cpu else "int8 or fp8"
             raise wrong("quantization", f"{kind} is not for --device {self.device}: give {other}")
         if not on_cpu and self.number_format == "float32":
             raise wrong("quantization", f"{kind} on a GPU is for 16 bits, not {told}: leave out --dtype")

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,10 @@ from outrider.engine.loading import load_engine
 from outrider.engine.native import library
 from outrider.engine.native_layers import (
     NativeEvenInt8Linear,
+    NativeInt4Linear,
     NativeInt8Linear,
     NativeLinear,
+    rounded_to_nibbles,
     run,
     run_gated,
 )
@@ -31,8 +34,13 @@ from outrider.engine.norms import ShortNorm
 from outrider.engine.plain_pass import NativeLayer
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
-KINDS = [NativeLinear, NativeInt8Linear, NativeEvenInt8Linear]
-FAR = {NativeLinear: 1e-5, NativeInt8Linear: 0.01, NativeEvenInt8Linear: 0.02}  # as a share of the length
+FAR = {  # as a share of the length
+    NativeLinear: 1e-5,
+    NativeInt8Linear: 0.01,
+    NativeEvenInt8Linear: 0.02,
+    NativeInt4Linear: 0.09,
+}
+KINDS = list(FAR)
 PAUSE, FUTEX = 34, 202  # numbers of these calls to the system on x86-64
 SHAPES = [(64, 64), (5, 7), (130, 1300), (192, 2049)]  # outputs and inputs
 
@@ -104,6 +112,54 @@ def test_sums_of_the_largest_numbers_do_not_overflow(width: int, signs: tuple[in
     layer = NativeInt8Linear(weight, None)
     for count in (1, 3, 7):
         assert torch.equal(layer(x[:count]), expected[:count])
+
+
+def in_whole_numbers(out: int, width: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns weights and rows that are whole numbers, and rounded to themselves in blocks of 32."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randint(0, 16, (out, width), generator=generator)
+    x = torch.randint(-127, 128, (70, width), generator=generator)
+    weight[:, ::32], weight[:, 1::32], x[:, 1::32] = 0, 15, 127
+    return weight, x
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(16, 32), (130, 1280), (40, 4128), (7, 70)], ids=str)
+def test_weights_of_4_bits_are_multiplied_exactly(shape: tuple[int, int]) -> None:
+    weight, x = in_whole_numbers(*shape, seed=1)
+    expected = (x.double() @ weight.double().T).float()
+    layer = NativeInt4Linear(weight.float(), None)
+    for count in (1, 2, 3, 4, 5, 6, 7, 17, 70):
+        assert torch.equal(layer(x[:count].float()), expected[:count])
+
+
+@needs_compiler
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_largest_weights_of_4_bits_do_not_overflow(sign: int) -> None:
+    weight, x = torch.full((40, 2048), 15.0), torch.full((7, 2048), 127.0 * sign)
+    weight[:, ::32] = 0  # so that 15 is not what stands for 0
+    expected = (x.double() @ weight.double().T).float()
+    layer = NativeInt4Linear(weight, None)
+    for count in (1, 3, 7):
+        assert torch.equal(layer(x[:count]), expected[:count])
+
+
+@pytest.mark.parametrize("width", [320, 96])
+def test_weights_of_a_file_in_4_bits_are_rounded_to_themselves(width: int) -> None:
+    kind = gguf.GGMLQuantizationType.Q4_1
+    weight = (random(50, width) * 0.3 + 0.1).numpy()
+    weight[3, :32], weight[4, 32:64] = 0.0, 0.7
+    own = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind))
+    whole, steps, least = rounded_to_nibbles(own)
+    found = whole * steps.float()[..., None] + least.float()[..., None]
+    assert torch.equal(found.view(50, width), own) and not torch.equal(own, torch.from_numpy(weight))
+
+
+def test_what_fills_a_block_up_makes_it_no_wider() -> None:
+    weight = random(8, 40) * 0.01 + 5
+    whole, steps, least = rounded_to_nibbles(weight)
+    found = (whole * steps.float()[..., None] + least.float()[..., None]).view(8, -1)[:, :40]
+    assert (found - weight).abs().max() < 0.005
 
 
 def helpers() -> list[Path]:
@@ -222,10 +278,10 @@ def test_tiles_give_the_same_sums_as_other_instructions() -> None:
 def test_a_layer_does_the_norm_before_it_and_the_sum_behind_it(kind: type[NativeLinear]) -> None:
     weight, x, added = random(96, 200), random(9, 200) * 3, random(9, 96)
     norm = ShortNorm(torch.nn.Parameter(random(200), requires_grad=False), 1e-5)
-    if kind is not NativeLinear:  # whose bytes a norm's weights would change
-        norm.weight.data.fill_(1)
-    expected = F.linear(norm(x), weight) + added
-    assert apart(run(kind(weight, None).after(norm), x, added), expected) < FAR[kind]
+    for weights in (norm.weight.data.clone(), torch.ones(200)):
+        norm.weight.data.copy_(weights)
+        expected = F.linear(norm(x), weight) + added
+        assert apart(run(kind(weight, None).after(norm), x, added), expected) < FAR[kind]
 
 
 @needs_compiler
@@ -271,7 +327,7 @@ def test_without_a_compiler_torch_does_the_work(
 
 
 @needs_compiler
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 def test_a_usual_model_runs_by_it(quantization: str | None, checkpoint: Callable[..., Path]) -> None:
     engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**22, quantization=quantization)
     assert engine.attention.name == "native" and engine.info.bit_exact and engine.attention.lay_out

@@ -86,11 +86,11 @@ def test_what_is_usual_goes_together() -> None:
         (Parts(()), CPU, torch.float32, 1, "there is no attention ''"),
         (Parts(runner="graphs"), CPU, torch.float32, 1, "there is no runner 'graphs'; give one of calls"),
         (
-            Parts(linears="int4"),
+            Parts(linears="int2"),
             CPU,
             torch.float32,
             1,
-            "there is no kind of linear layers 'int4'; give one of ordinary",
+            "there is no kind of linear layers 'int2'; give one of ordinary",
         ),
         (Parts(("reference",), "cuda-graphs"), CPU, torch.float32, 1, "needs a GPU, and the device is cpu"),
         (Parts(runner="cuda-graphs"), GPU, torch.bfloat16, 1, "give calls, or one of varlen, triton"),

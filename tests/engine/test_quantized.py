@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gguf import GGMLQuantizationType
 from torch import nn
 
 from drafter.config import DrafterConfig
@@ -17,6 +18,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.invariance import linears_keep_bits
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine
+from outrider.engine.native import library
 from outrider.engine.packed import MAX_ROWS, PackedColumns, pack
 from outrider.engine.quantized import Int8Linear, largest_weight
 from outrider.engine.step_inputs import Work
@@ -25,8 +27,10 @@ from outrider.options.engine import EngineOptions
 from outrider.options.option import build
 from outrider_cli.children import Models, Workers, worker_children
 from tests.forked import said
+from tests.gguf_files import write_gguf
 from verifier.config import VerifierConfig
 
+needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
 PROMPT = [(7 * i) % 198 + 1 for i in range(40)]
 
 
@@ -44,21 +48,25 @@ def logits(engine: Engine, chunks: list[int]) -> torch.Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.parametrize("quantization", ["int8", pytest.param("int4", marks=needs_compiler)])
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral"])
 def test_a_rounded_engine_keeps_bits_and_gives_nearly_the_same_logits(
-    architecture: str, checkpoint: Callable[..., Path]
+    architecture: str, quantization: str, checkpoint: Callable[..., Path]
 ) -> None:
     folder, told = str(checkpoint(architecture)), []
     plain = logits(load_engine(folder, kv_memory_bytes=2**24), [len(PROMPT)])
     engine = load_engine(
-        folder, kv_memory_bytes=2**24, quantization="int8", progress=lambda stage, _: told.append(stage)
+        folder, kv_memory_bytes=2**24, quantization=quantization, progress=lambda stage, _: told.append(stage)
     )
-    assert (engine.info.dtype, engine.info.quantization, engine.info.bit_exact) == ("float32", "int8", True)
+    info = engine.info
+    assert (info.dtype, info.quantization, info.bit_exact) == ("float32", quantization, True)
     found = logits(engine, [len(PROMPT)])
     assert torch.equal(logits(engine, [1, 16, 1, 20, 2]), found)
     apart = (found - plain).norm() / plain.norm()
-    assert 1e-4 < apart < 0.5  # rounded, which sharp random weights make much of, and no more than that
-    assert any("in 8 bits, logits are" in stage for stage in told)
+    assert (
+        1e-4 < apart < (0.5 if quantization == "int8" else 1.0)
+    )  # rounded, which sharp random weights make much of, and no more than that
+    assert any("rounded so, logits are" in stage for stage in told)
 
 
 def test_a_product_in_8_bits_does_not_depend_on_the_number_of_rows() -> None:
@@ -100,10 +108,11 @@ def test_weights_have_a_bit_less_where_sums_of_two_products_would_overflow() -> 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"quantization": "int4"}, "--quantization must be one of int8, fp8, auto, not 'int4'"),
+        ({"quantization": "int2"}, "--quantization must be one of int8, int4, fp8, auto, not 'int2'"),
+        ({"device": "cuda", "quantization": "int4"}, "int4 is not for --device cuda: give int8 or fp8"),
         ({"device": "cuda", "quantization": "auto"}, "auto is not for --device cuda: give int8 or fp8"),
         ({"device": "cuda", "dtype": "float32"}, "on a GPU is for 16 bits, not cuda in float32"),
-        ({"quantization": "fp8"}, "fp8 is not for --device cpu: give int8"),
+        ({"quantization": "fp8"}, "fp8 is not for --device cpu: give int8 or int4"),
         ({"dtype": "bfloat16"}, "not cpu in bfloat16"),
         ({"tensor_parallel_size": 2}, "a model in one process"),
     ],
@@ -129,3 +138,26 @@ def test_auto_takes_8_bits_where_they_are_exact(
     monkeypatch.setattr(loading, "exact_here", lambda: exact)
     engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**24, quantization="auto")
     assert (engine.info.quantization, engine.info.bit_exact) == (quantization, True)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("of_bytes", "quantization"), [(False, "int4"), (True, "int8")])
+def test_auto_takes_4_bits_where_a_file_has_them_and_8_are_no_faster(
+    of_bytes: bool,
+    quantization: str,
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "exact_here", lambda: True)
+    monkeypatch.setattr(loading, "multiplies_bytes", lambda: of_bytes)
+    for kind, expected in ((GGMLQuantizationType.Q4_1, quantization), (GGMLQuantizationType.Q8_0, "int8")):
+        file = write_gguf(checkpoint("llama"), tmp_path / f"{kind.name}.gguf", kind)
+        engine = load_engine(str(file), kv_memory_bytes=2**24, quantization="auto")
+        assert (engine.info.quantization, engine.info.bit_exact) == (expected, True)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_4_bits_are_refused(checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(StartupError, match="int4 needs a C"):
+        load_engine(str(checkpoint("llama")), kv_memory_bytes=2**24, quantization="int4")

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from outrider.engine.native import library
 from outrider.options.engine import StepLimits
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason
 from tests.in_process import Answer, Cluster, Worker
 from tests.tiny_models import build, near_copy
 
+needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
 MAX_TOKENS = 40
 VOCAB = 199
 PLAIN = SamplingParams(temperature=0.8, seed=1)
@@ -68,8 +70,11 @@ async def test_with_a_drafter_at_any_k(pair: tuple[Path, Path], expected: list[l
     assert sum(answer.accepted for answer in answers) > 0
 
 
-async def test_a_target_in_8_bits_writes_the_same_alone_and_in_company(pair: tuple[Path, Path]) -> None:
-    async with Cluster(pair[0], quantization="int8") as cluster:
+@pytest.mark.parametrize("quantization", ["int8", pytest.param("int4", marks=needs_compiler)])
+async def test_a_rounded_target_writes_the_same_alone_and_in_company(
+    pair: tuple[Path, Path], quantization: str
+) -> None:
+    async with Cluster(pair[0], quantization=quantization) as cluster:
         alone = await ask_all(cluster)
         await cluster.add_drafter(pair[1])
         in_turn = await ask_all(cluster)

@@ -9,11 +9,13 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
+from outrider.engine.native import library
 from outrider.engine.speculator import Shape, Speculator, save
 from outrider.sampling.params import SamplingParams
 from tests.in_process import Cluster
 from tests.tiny_models import build
 
+needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
 OUTPUT, WORDS = 60, (20, 30, 40)
 LIKED = {WORDS[0]: 100.0}  # logit bias: all of the text, and so all that is guessed
 
@@ -32,7 +34,7 @@ def speculator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", pytest.param("int4", marks=needs_compiler)])
 async def test_the_text_is_that_of_no_guesses(
     target: Path, speculator: Path, quantization: str | None
 ) -> None:
