@@ -50,21 +50,21 @@ struct Products {
 #endif
 };
 
-// Sums of R rows with V x 8 outputs.
-template <int R, int V>
+// Sums of R rows with sixteen outputs.
+template <int R>
 struct Nibblewise {
-    __m256 a, b;  // with one vector, a alone
+    __m256 a, b;
     Products first, second;  // of the block at hand
-    Nibblewise<R - 1, V> others;
+    Nibblewise<R - 1> others;
 
     INLINE void load(const float* from) {
         a = _mm256_loadu_ps(from);
-        if (V > 1) b = _mm256_loadu_ps(from + EIGHT);
+        b = _mm256_loadu_ps(from + EIGHT);
         others.load(from + GROUP);
     }
     INLINE void store(float* to) const {
         _mm256_storeu_ps(to, a);
-        if (V > 1) _mm256_storeu_ps(to + EIGHT, b);
+        _mm256_storeu_ps(to + EIGHT, b);
         others.store(to + GROUP);
     }
     INLINE void add(const int8_t* x, int64_t stride, __m256i some, __m256i more) {
@@ -72,56 +72,51 @@ struct Nibblewise {
         memcpy(&four, x, FOUR);
         const __m256i same = _mm256_set1_epi32(four);
         first.add(some, same);
-        if (V > 1) second.add(more, same);
+        second.add(more, same);
         others.add(x + stride, stride, some, more);
     }
-    INLINE void settle(const float* steps, const float* sums, int64_t stride, const uint16_t* of, const uint16_t* least) {
+    INLINE void settle(const float* steps, const float* sums, int64_t stride, const Quads& of) {
         const __m256 step = _mm256_set1_ps(*steps), sum = _mm256_set1_ps(*sums);
-        a = _mm256_fmadd_ps(_mm256_mul_ps(eight(of), step), first.sums(), a);
-        a = _mm256_fmadd_ps(eight(least), sum, a);
-        first = {};
-        if (V > 1) {
-            b = _mm256_fmadd_ps(_mm256_mul_ps(eight(of + EIGHT), step), second.sums(), b);
-            b = _mm256_fmadd_ps(eight(least + EIGHT), sum, b);
-            second = {};
-        }
-        others.settle(steps + stride, sums + stride, stride, of, least);
+        a = _mm256_fmadd_ps(_mm256_mul_ps(eight(of.steps), step), first.sums(), a);
+        b = _mm256_fmadd_ps(_mm256_mul_ps(eight(of.steps + EIGHT), step), second.sums(), b);
+        a = _mm256_fmadd_ps(eight(of.least), sum, a);
+        b = _mm256_fmadd_ps(eight(of.least + EIGHT), sum, b);
+        first = second = {};
+        others.settle(steps + stride, sums + stride, stride, of);
     }
 };
 
-template <int V>
-struct Nibblewise<0, V> {
+template <>
+struct Nibblewise<0> {
     INLINE void load(const float*) {}
     INLINE void store(float*) const {}
     INLINE void add(const int8_t*, int64_t, __m256i, __m256i) {}
-    INLINE void settle(const float*, const float*, int64_t, const uint16_t*, const uint16_t*) {}
+    INLINE void settle(const float*, const float*, int64_t, const Quads&) {}
 };
 
 // Adds to sums [R, GROUP] the products of R rows of so many blocks with the count weights of sixteen outputs. `calls`:
 // whether it calls up what is read next.
 template <int R>
 void nibble_tile(const Octets& rows, int64_t blocks, const Quads* weights, int64_t count, float* sums, bool calls) {
-    constexpr int V = R < 4 ? 2 : 1;  // what the registers hold
     const __m256i low = _mm256_set1_epi8(NIBBLE);
-    for (int half = 0; half < 2; half += V) {
-        Nibblewise<R, V> found;
-        found.load(sums + EIGHT * half);
-        for (int64_t block = 0; block < count; block++) {
-            const Quads& w = weights[block];
-            if (calls && half == 0)
-                for (int i = 0; i < 5; i++) __builtin_prefetch((const char*)&w + SOON + i * LINE, 0, 2);
-            const int8_t* x = rows.bytes + block * BLOCK;
-            for (int j = 0; j < 4; j++) {
-                const __m256i one = _mm256_load_si256((const __m256i*)w.pairs[half][j]);
-                const __m256i two = V > 1 ? _mm256_load_si256((const __m256i*)w.pairs[half + V - 1][j]) : one;
-                found.add(x + FOUR * j, blocks * BLOCK, _mm256_and_si256(one, low), _mm256_and_si256(two, low));
-                found.add(x + BLOCK / 2 + FOUR * j, blocks * BLOCK, _mm256_and_si256(_mm256_srli_epi16(one, 4), low),
-                          _mm256_and_si256(_mm256_srli_epi16(two, 4), low));
-            }
-            found.settle(rows.steps + block, rows.sums + block, blocks, w.steps + EIGHT * half, w.least + EIGHT * half);
+    Nibblewise<R> found;
+    found.load(sums);
+    for (int64_t block = 0; block < count; block++) {
+        const Quads& w = weights[block];
+        if (calls)
+            for (int i = 0; i < 5; i++) __builtin_prefetch((const char*)&w + SOON + i * LINE, 0, 2);
+        const int8_t* x = rows.bytes + block * BLOCK;
+#pragma GCC unroll 1  // else sums of all products are formed in the end, and these lie in memory until then
+        for (int j = 0; j < 4; j++) {
+            const __m256i one = _mm256_load_si256((const __m256i*)w.pairs[0][j]);
+            const __m256i two = _mm256_load_si256((const __m256i*)w.pairs[1][j]);
+            found.add(x + FOUR * j, blocks * BLOCK, _mm256_and_si256(one, low), _mm256_and_si256(two, low));
+            found.add(x + BLOCK / 2 + FOUR * j, blocks * BLOCK, _mm256_and_si256(_mm256_srli_epi16(one, 4), low),
+                      _mm256_and_si256(_mm256_srli_epi16(two, 4), low));
         }
-        found.store(sums + EIGHT * half);
+        found.settle(rows.steps + block, rows.sums + block, blocks, w);
     }
+    found.store(sums);
 }
 
 // Makes bytes of a block of a row. Returns what one of them is worth.
