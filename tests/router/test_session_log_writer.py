@@ -168,7 +168,7 @@ async def test_logs_that_are_kept_outlive_their_time_though_nothing_is_written()
     ids = [new_session_id() for _ in range(2)]
     await logs.append([Append(one, Owner("router"), 0, [b"0"]) for one in ids], 0.2)
     keeping = asyncio.create_task(log_writer.keep(ids[:1]))
-    await until(lambda: len(renewed) == 4)
+    await until(lambda: len(renewed) >= 4)
     assert renewed[0] == (ids[:1], pytest.approx(0.22)), "until the next, and the time of a log from there"
     now = 0.21
     assert [await logs.read(one) for one in ids] == [b"0", None]
