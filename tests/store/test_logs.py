@@ -147,7 +147,7 @@ async def test_a_log_lives_for_so_long_after_its_last_append_or_take(logs: Sessi
 async def test_a_log_that_is_renewed_lives_on_whosever_it_is(logs: SessionLogs) -> None:
     third = SessionId(b"\x03" * 16)
     for session in (ONE, OTHER):
-        await logs.append([append(0, b"0", b"1", session=session)], 0.5)
+        await logs.append([append(0, b"0", b"1", session=session)], 2.0)
     await logs.renew([ONE, third], TTL)  # of one there is no log, and none begins
     while await logs.read(OTHER) is not None:  # noqa: ASYNC110 (an expiry tells nobody)
         await asyncio.sleep(0.01)
@@ -223,7 +223,7 @@ async def test_redis_keeps_no_books_of_what_is_gone(redis_of_all: RedisServer) -
     await redis.flushall()
     logs = RedisSessionLogs(redis, store._asked, 100_000)
     for id in some(1, 5):
-        await logs.append([append(0, b"x" * 1000, session=id, tenant="me")], 0.3)
+        await logs.append([append(0, b"x" * 1000, session=id, tenant="me")], 2.0)
     await logs.renew(some(1, 1), TTL)
     assert await redis.zscore("outrider:tenants", "me") == 5 * 6016
     while await redis.zcard("outrider:logs") > 2:
