@@ -35,6 +35,7 @@ from benchmarks.verifier_host import microseconds
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.native_layers import BLOCK, LANES, QUADS, NativeInt4Linear
 from outrider.engine.packed import PackedLinear
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
@@ -73,6 +74,13 @@ def fastest(jobs: Mapping[str, Timed], rounds: int, tick: Callable[[], None]) ->
     return seconds
 
 
+def _bytes_of_a_weight(module: Any) -> float:
+    """Returns how many a packed layer has for each weight, on average."""
+    if isinstance(module, NativeInt4Linear):
+        return QUADS / (LANES * BLOCK)
+    return float(module.packed.element_size())
+
+
 def bytes_of_a_step(engine: Engine, context: int) -> tuple[int, int]:
     """Returns the bytes of (weights, keys and values) that a step of one token has to read."""
     embeddings = [module.weight for module in engine.model.modules() if isinstance(module, nn.Embedding)]
@@ -83,7 +91,7 @@ def bytes_of_a_step(engine: Engine, context: int) -> tuple[int, int]:
         if id(parameter) not in looked_up
     )
     weights += sum(
-        module.in_features * module.out_features * module.packed.element_size()
+        round(module.in_features * module.out_features * _bytes_of_a_weight(module))
         for module in engine.model.modules()
         if hasattr(module, "packed")
     )

@@ -20,8 +20,11 @@ from benchmarks.step import (
 )
 from benchmarks.verifier_host import microseconds
 from outrider.engine.loading import load_engine, load_tokenizer
+from outrider.engine.native import library
 from outrider.engine.packed import PackedLinear
 from tests.tiny_models import build
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
 
 
 def test_a_tiny_pair_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,13 +48,21 @@ def test_a_tiny_pair_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert min(result["drafter"]["step_milliseconds"].values()) > 0
 
 
-def test_what_a_step_reads(tmp_path: Path) -> None:
-    engine = load_engine(str(build("llama", tmp_path)), kv_memory_bytes=2**24)
+@pytest.mark.parametrize(
+    ("quantization", "of_layers", "of_head"),
+    [(None, 4, 4), ("int8", 1, 1), pytest.param("int4", 0.625, 1, marks=needs_compiler)],
+)
+def test_what_a_step_reads(
+    quantization: str | None, of_layers: float, of_head: float, tmp_path: Path
+) -> None:
+    engine = load_engine(str(build("llama", tmp_path)), kv_memory_bytes=2**24, quantization=quantization)
     first_token(engine, [1] * 32)
     weights, kv = bytes_of_a_step(engine, 32)
     hidden, inner, keys, vocab, layers = 64, 96, 32, 199, 3
-    per_layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner + 2 * hidden
-    assert weights == 4 * (layers * per_layer + hidden * vocab + hidden)  # and one norm; no embeddings
+    per_layer = 2 * hidden * hidden + 2 * hidden * keys + 3 * hidden * inner
+    norms = 1 if quantization == "int8" else 2 * layers + 1  # the others are in the layers behind them
+    expected = layers * per_layer * of_layers + hidden * vocab * of_head + 4 * hidden * norms
+    assert weights == expected  # no embeddings
     assert kv == 4 * 2 * keys * layers * 32
 
 
