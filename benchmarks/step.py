@@ -35,7 +35,7 @@ from benchmarks.verifier_host import microseconds
 from outrider.engine.engine import Engine, Work
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import load_engine, load_tokenizer
-from outrider.engine.native_layers import BLOCK, LANES, QUADS, NativeInt4Linear
+from outrider.engine.native_layers import BLOCK, LANES, NativeBlocksLinear
 from outrider.engine.packed import PackedLinear
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, draw
@@ -76,8 +76,8 @@ def fastest(jobs: Mapping[str, Timed], rounds: int, tick: Callable[[], None]) ->
 
 def _bytes_of_a_weight(module: Any) -> float:
     """Returns how many a packed layer has for each weight, on average."""
-    if isinstance(module, NativeInt4Linear):
-        return QUADS / (LANES * BLOCK)
+    if isinstance(module, NativeBlocksLinear):
+        return float(module.packed.shape[-1]) / (LANES * BLOCK)
     return float(module.packed.element_size())
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from outrider.engine import packed, plain_pass
 from outrider.engine.native import library
 from outrider.engine.native_layers import (
+    NativeBlocksInt8Linear,
     NativeEvenInt8Linear,
     NativeInt4Linear,
     NativeInt8Linear,
@@ -119,7 +120,7 @@ class Int8:
 
 class Int4:
     """Weights of 4 bits on a CPU, with rows that do not depend on one another. The head's have 8: what it
-    gives is the choice itself."""
+    gives is the choice itself. A GGUF file in Q4_1 has just these, which are kept."""
 
     name = "int4"
     keeps_numbers = False
@@ -134,7 +135,7 @@ class Int4:
             )
         head = model.get_output_embeddings()
         packed.pack(model, NativeInt4Linear, bare if head is None else bare | {head})
-        packed.pack(model, NativeInt8Linear, bare)
+        packed.pack(model, NativeBlocksInt8Linear, bare)
 
     def run_plainly(self, model: Any) -> None:
         plain_pass.run_plainly(model)

@@ -18,11 +18,12 @@ from outrider.engine.checkpoint import Checkpoint, files_of, fingerprint, locate
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.foreign_vocabulary import adopt
-from outrider.engine.gguf_file import complete, parsed_once, unused
+from outrider.engine.gguf_file import complete, has_nibbles, parsed_once, unused
 from outrider.engine.lent_embeddings import are_lent, borrow, check_undivided
-from outrider.engine.linear_layers import Int8
+from outrider.engine.linear_layers import Int4, Int8
 from outrider.engine.lora import adapter_files, find_adapter, fingerprint_with, merge
 from outrider.engine.model_class import auto_class, leave_text_part
+from outrider.engine.native import library, multiplies_bytes
 from outrider.engine.parts import Parts, check_parts, usual
 from outrider.engine.process_memory import leave_files
 from outrider.engine.quantized import exact_here
@@ -73,7 +74,8 @@ def load_engine(
     use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
 
     With `quantization` int8 or int4, on a CPU in float32 and without `ranks`, linear layers are rounded to 8
-    or 4 bits once the checks are passed; auto takes 8 if this processor multiplies exactly in them.
+    or 4 bits once the checks are passed. auto takes 4 for a GGUF file that has them (Q4_1), where this
+    processor has no instructions for bytes, and else 8 if it multiplies exactly in them.
 
     `parts` are those that the engine is made of, in place of what is usual on the device; every rank gives
     the same.
@@ -96,7 +98,8 @@ def load_engine(
     target = _device(device)
     wanted = _dtype(dtype, target)
     size = ranks.group.size if ranks is not None else 1
-    if quantization == AUTO:
+    auto = quantization == AUTO
+    if auto:
         quantization = Int8.name if exact_here() else None
     if kv_memory_bytes is None:
         kv_memory_bytes = EngineOptions(device=target.type).memory_for_kv
@@ -108,6 +111,9 @@ def load_engine(
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     with parsed_once(checkpoint), unchanged(checkpoint, lambda: files_of(checkpoint)):
+        if auto and parts is None and adapter is None and _suits_int4(checkpoint):
+            quantization = Int4.name
+            chosen = usual(target, wanted, quantization)
         config = _config(checkpoint)
         quantized = prepare(config, checkpoint, target)
         digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
@@ -236,6 +242,12 @@ def _config(checkpoint: Checkpoint) -> Any:
             f"{checkpoint} holds a model of type {config.model_type}, which is not a causal language model"
         )
     return config
+
+
+def _suits_int4(checkpoint: Checkpoint) -> bool:
+    """Returns whether a checkpoint has 4 bits, which lose nothing then, and 8 are no faster: with
+    instructions for bytes they may be where many rows run."""
+    return has_nibbles(checkpoint) and library() is not None and not multiplies_bytes()
 
 
 def _connect(ranks: Ranks, device: torch.device) -> None:

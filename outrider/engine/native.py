@@ -85,6 +85,11 @@ def suits() -> bool:
         return False
 
 
+def multiplies_bytes() -> bool:
+    """Returns whether the processor has instructions that multiply and add bytes (VNNI)."""
+    return any("avx512_vnni" in line.split() for line in _processor())
+
+
 def loaded() -> ctypes.CDLL:
     """Returns the library where something was made that only runs by it."""
     found = library()

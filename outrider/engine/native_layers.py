@@ -11,12 +11,14 @@ from torch import nn
 from outrider.engine.native import loaded, pointers
 from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedLinear
+from outrider.errors import StartupError
 
 FOUR, LINE = 4, 64  # as in native_sums.h: bytes multiplied at once, and those of a tile's row
-# Kinds of activations: as they are, a byte each, two bytes each, a byte each with a scale for each block.
-FLOATS, BYTES, PAIRS, BLOCKS = 0, 1, 2, 3
-BLOCK, NIBBLE = 32, 15  # as in native_nibbles.h: inputs that share a scale, and the largest weight of 4 bits
-LANES, EIGHT, QUADS = 16, 8, 320  # as there: outputs of which a block holds weights, half of them, its bytes
+# Kinds of activations: as they are, a byte each, two bytes each, two with a scale for each block, where
+# weights have 4 bits or 8.
+FLOATS, BYTES, PAIRS, NIBBLES, OCTETS = 0, 1, 2, 3, 4
+BLOCK, NIBBLE = 32, 15  # as in native_blocks.h: inputs that share a scale, and the largest weight of 4 bits
+LANES, EIGHT = 16, 8  # as there: outputs of which a block holds weights, and half of them
 TINY = 1e-30  # instead of 0, by which nothing can be divided
 LARGEST = 127  # whole weight
 ROWS = 4096  # of weights that are rounded at a time: what that takes stays small
@@ -155,50 +157,88 @@ class NativeEvenInt8Linear(NativeInt8Linear):
         self.layer.eps = eps
 
 
-class NativeInt4Linear(NativeLinear):
-    """A linear layer whose weights have 4 bits, and activations 8, with a scale for each block of inputs.
-
-    A block's weights lie between its least and its largest, as those of GGUF's Q4_1, which are rounded to
-    themselves."""
-
-    kind = BLOCKS
+class NativeBlocksLinear(NativeLinear):
+    """A linear layer of which each BLOCK inputs' weights have a scale of their own, and activations, which
+    have 16 bits."""
 
     def _put_in(self, weight: torch.Tensor) -> int:
-        depth = self.in_features + -self.in_features % BLOCK
-        shape = (len(self._rows), self._rows.shape[1] // LANES, depth // BLOCK, QUADS)
-        laid = torch.empty(shape, dtype=torch.uint8)
         some = max(1, ROWS // self._rows.shape[1])
-        for begin in range(0, len(self._rows), some):
-            rows = self._rows[begin : begin + some]
-            laid[begin : begin + some] = quads(weight[rows.flatten()]).view(-1, *shape[1:])
-        self._point(weight=laid)
-        return depth
+        laid = torch.cat([self.blocks_of(weight[rows.flatten()]) for rows in torch.split(self._rows, some)])
+        self._point(weight=laid.view(len(self._rows), -1, *laid.shape[1:]))
+        return laid.shape[1] * BLOCK
+
+    @staticmethod
+    def blocks_of(weight: torch.Tensor) -> torch.Tensor:
+        """Returns what lies in memory of weights [16 n, in]: bytes [n, blocks, one's]."""
+        raise NotImplementedError
 
 
-def quads(weight: torch.Tensor) -> torch.Tensor:
-    """Returns the `Quads` of native_nibbles.h of weights [16 n, in]: [n, blocks, QUADS]."""
-    whole, steps, least = rounded_to_nibbles(weight)
-    blocks = steps.shape[1]
-    # By sixteen outputs, half of them, output, block, lower or higher bits, vector and input.
-    each = whole.view(-1, 2, EIGHT, blocks, 2, 4, FOUR)
-    bytes_of = (each[:, :, :, :, 0] | each[:, :, :, :, 1] << 4).permute(0, 3, 1, 4, 2, 5)
-    halves = [part.view(-1, LANES, blocks).transpose(1, 2).contiguous() for part in (steps, least)]
-    parts = bytes_of.reshape(-1, blocks, LANES * BLOCK // 2), *(part.view(torch.uint8) for part in halves)
-    return torch.cat(parts, -1)
+class NativeInt4Linear(NativeBlocksLinear):
+    """With weights of 4 bits, between a block's least and its largest, as those of GGUF's Q4_1, which are
+    rounded to themselves."""
+
+    kind = NIBBLES
+
+    @staticmethod
+    def blocks_of(weight: torch.Tensor) -> torch.Tensor:
+        whole, steps, least = rounded_to_nibbles(weight)
+        pairs = whole.view(*whole.shape[:2], -1, 2, 2)
+        return _lying(pairs[..., 0, :] | pairs[..., 1, :] << 4, steps, least)
+
+
+class NativeBlocksInt8Linear(NativeBlocksLinear):
+    """With weights of 8 bits, as those of GGUF's Q8_0, which are rounded to themselves."""
+
+    kind = OCTETS
+
+    @staticmethod
+    def blocks_of(weight: torch.Tensor) -> torch.Tensor:
+        whole, steps = rounded_to_octets(weight)
+        return _lying(whole.view(torch.uint8), steps)
+
+
+def _lying(whole: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+    """Returns blocks as native_blocks.h has them, of bytes of weights [16 n, blocks, ...] and of what is
+    given for each [16 n, blocks]. Raises StartupError if that is no number."""
+    count, blocks = tables[0].shape
+    if not all(bool(one.isfinite().all()) for one in tables):
+        raise StartupError(
+            "--quantization int4 takes weights up to 65504, which this model exceeds; give int8"
+        )
+    # By sixteen outputs: vector, output, block, word, byte of a half, half.
+    each = whole.reshape(count // LANES, LANES // EIGHT, EIGHT, blocks, -1, 2, 2).permute(0, 3, 1, 4, 2, 6, 5)
+    parts = [one.view(-1, LANES, blocks).transpose(1, 2).contiguous().view(torch.uint8) for one in tables]
+    return torch.cat([each.reshape(count // LANES, blocks, -1), *parts], -1)
 
 
 def rounded_to_nibbles(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns whole weights from 0 to NIBBLE [out, blocks, BLOCK], and by blocks [out, blocks], in float16,
     what one is worth and what stands for 0: of a weight [out, in] in float32. Blocks are filled up with 0."""
-    outputs, inputs = weight.shape
-    own = nn.functional.pad(weight, (0, -inputs % BLOCK), mode="constant").view(outputs, -1, BLOCK)
-    last = own[:, -1, inputs % BLOCK or BLOCK :]
-    last.copy_(own[:, -1, :1].expand_as(last))  # so that they widen no block; their activations are 0
+    own = _in_blocks(weight)
     least, most = own.aminmax(dim=-1)
     least = least.half()
     steps = ((most - least) / NIBBLE).half()
     whole = (own - least[..., None]) / steps.float().clamp_min(TINY)[..., None]
     return whole.round_().clamp_(0, NIBBLE).to(torch.uint8), steps, least
+
+
+def rounded_to_octets(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns whole weights from -LARGEST to LARGEST [out, blocks, BLOCK], and what one is worth
+    [out, blocks], in float16: of a weight [out, in] in float32."""
+    own = _in_blocks(weight)
+    steps = (own.abs().amax(-1) / LARGEST).half()
+    whole = own / steps.float().clamp_min(TINY)[..., None]
+    return whole.round_().clamp_(-LARGEST, LARGEST).to(torch.int8), steps
+
+
+def _in_blocks(weight: torch.Tensor) -> torch.Tensor:
+    """Returns weights [out, in] as [out, blocks, BLOCK]. What fills the last one up widens it in nothing; its
+    activations are 0."""
+    outputs, inputs = weight.shape
+    own = nn.functional.pad(weight, (0, -inputs % BLOCK), mode="constant").view(outputs, -1, BLOCK)
+    last = own[:, -1, inputs % BLOCK or BLOCK :]
+    last.copy_(own[:, -1, :1].expand_as(last))
+    return own
 
 
 def run(layer: Layer, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:

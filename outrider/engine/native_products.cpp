@@ -3,7 +3,7 @@
 // Whole numbers sum the same in any order; sums of float32 go over the inputs one after the other. Rows are of
 // float32 and contiguous.
 #include "native_calls.h"
-#include "native_nibbles.h"
+#include "native_blocks.h"
 #include "native_team.h"
 
 #include <algorithm>
@@ -21,8 +21,10 @@ constexpr int LARGEST = 127;  // of a byte
 constexpr int MIDDLE = 128;   // is added to bytes, which have no sign
 constexpr int PARTS = 256;    // fine steps in a coarse one
 
-// Of activations: each as it is, as a byte, as two, as a byte with a scale for each block, where weights have 4 bits.
-enum Kind : int64_t { FLOATS, BYTES, PAIRS, BLOCKS };
+// Of activations: each as it is, as a byte, as two, or as two with a scale for each block, where weights have 4 bits or 8.
+enum Kind : int64_t { FLOATS, BYTES, PAIRS, NIBBLES, OCTETS };
+
+inline bool in_blocks(const Linear& linear) { return linear.kind >= NIBBLES; }
 
 #if defined(__AVX512VNNI__)
 constexpr bool APART = true;  // the two bytes are rows of their own
@@ -59,22 +61,22 @@ void put_whole(const float* x, int64_t count, int64_t depth, float many, int16_t
 
 // A few rows read the weights faster in other instructions.
 bool runs_in_tiles(const Linear& linear, int n) {
-    return tiles_are_used && linear.kind != BLOCKS && linear.kind * n > TILE;
+    return tiles_are_used && !in_blocks(linear) && linear.kind * n > TILE;
 }
 
 // Rows as a linear layer multiplies them. Shared by the threads, each of which makes some.
 struct Prepared {
     std::vector<float> floats;   // [ROWS, depth] as they are, or normed
     std::vector<uint8_t> bytes;  // [ROWS or 2 ROWS, depth]; of pairs the fine ones come first
-    std::vector<int16_t> whole;  // [ROWS, depth]; these or those
-    std::vector<float> steps;    // [ROWS] what a whole number of a row is worth; or of a block
-    std::vector<float> sums;     // [ROWS, depth / BLOCK] what a block's come to
+    std::vector<int16_t> whole;  // [ROWS, depth], or [depth / BLOCK, n, BLOCK]; these or those
+    std::vector<float> steps;    // [ROWS] what a whole number of a row is worth; or [depth / BLOCK, n]
+    std::vector<float> sums;     // [depth / BLOCK, n] what a block's come to
     const float* rows;           // [n, depth] those of floats, or what was given
 
     void make_room(const Linear& linear) {
-        if (linear.eps >= 0 || linear.kind == BLOCKS) floats.resize(ROWS * linear.depth);
-        if (linear.kind == BLOCKS) {
-            bytes.resize(ROWS * linear.depth);
+        if (linear.eps >= 0 || in_blocks(linear)) floats.resize(ROWS * linear.depth);
+        if (in_blocks(linear)) {
+            whole.resize(ROWS * linear.depth);
             steps.resize(ROWS * linear.depth / BLOCK);
             sums.resize(ROWS * linear.depth / BLOCK);
         } else if (linear.kind != FLOATS) {
@@ -86,19 +88,19 @@ struct Prepared {
 
     void prepare(const Linear& linear, const float* x, int n, int threads) {
         if (linear.kind == FLOATS && linear.eps < 0) rows = x;
-        else share(n * linear.in < WORTH_SHARING ? 1 : threads, n, [&](int64_t r) { prepare_row(linear, x + r * linear.in, r); });
+        else share(n * linear.in < WORTH_SHARING ? 1 : threads, n, [&](int64_t r) { prepare_row(linear, x + r * linear.in, r, n); });
         if (linear.kind == FLOATS && linear.eps >= 0) rows = floats.data();
     }
 
-    void prepare_row(const Linear& linear, const float* x, int r) {
+    void prepare_row(const Linear& linear, const float* x, int r, int n) {
         float scale = linear.eps < 0 ? 1 : 1 / std::sqrt(mean_square(x, linear.in) + float(linear.eps));
-        if (linear.kind == FLOATS || linear.kind == BLOCKS || linear.norm != nullptr) {
+        if (linear.kind == FLOATS || in_blocks(linear) || linear.norm != nullptr) {
             float* to = floats.data() + r * linear.depth;
             for (int64_t i = 0; i < linear.in; i++) to[i] = x[i] * scale;
             if (linear.norm != nullptr)
                 for (int64_t i = 0; i < linear.in; i++) to[i] *= linear.norm[i];
             if (linear.kind == FLOATS) return;
-            if (linear.kind == BLOCKS) return prepare_blocks(linear, to, r);
+            if (in_blocks(linear)) return prepare_blocks(linear, to, r, n);
             x = to, scale = 1;
         }
         const bool pairs = linear.kind == PAIRS;
@@ -124,14 +126,11 @@ struct Prepared {
         }
     }
 
-    void prepare_blocks(const Linear& linear, float* x, int64_t r) {
-        const int64_t blocks = linear.depth / BLOCK;
+    void prepare_blocks(const Linear& linear, float* x, int64_t r, int n) {
         std::fill(x + linear.in, x + linear.depth, 0.0f);
 #if defined(__AVX2__)
-        for (int64_t b = 0; b < blocks; b++) {
-            int8_t* to = (int8_t*)bytes.data() + r * linear.depth + b * BLOCK;
-            steps[r * blocks + b] = put_octets(x + b * BLOCK, to, &sums[r * blocks + b]);
-        }
+        for (int64_t at = r, i = 0; i < linear.depth; at += n, i += BLOCK)
+            steps[at] = put_block(x + i, whole.data() + at * BLOCK, &sums[at]);
 #endif
     }
 
@@ -140,10 +139,11 @@ struct Prepared {
         const int64_t first = group * GROUP;
         if (linear.kind == FLOATS) {
             multiply(rows, n, linear.depth, (const float*)linear.weight + first * linear.depth, found);
-        } else if (linear.kind == BLOCKS) {
-            const int64_t blocks = linear.depth / BLOCK;
-            const Octets octets = {(const int8_t*)bytes.data(), steps.data(), sums.data()};
-            multiply(octets, n, blocks, (const Quads*)linear.weight + first / LANES * blocks, found);
+        } else if (in_blocks(linear)) {
+            const int64_t blocks = linear.depth / BLOCK, at = first / LANES * blocks;
+            const Blocks given = {whole.data(), steps.data(), sums.data(), n};
+            if (linear.kind == NIBBLES) multiply(given, blocks, (const Nibbles*)linear.weight + at, found);
+            else multiply(given, blocks, (const Octets*)linear.weight + at, found);
         } else if (!APART) {
             alignas(64) double sums[ROWS * GROUP];
             multiply(whole.data(), n, linear.depth, (const int8_t*)linear.weight + first * linear.depth, sums);

@@ -50,7 +50,7 @@ def test_a_tiny_pair_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     ("quantization", "of_layers", "of_head"),
-    [(None, 4, 4), ("int8", 1, 1), pytest.param("int4", 0.625, 1, marks=needs_compiler)],
+    [(None, 4, 4), ("int8", 1, 1), pytest.param("int4", 0.625, 1.0625, marks=needs_compiler)],
 )
 def test_what_a_step_reads(
     quantization: str | None, of_layers: float, of_head: float, tmp_path: Path

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,11 +21,11 @@ from outrider.engine import native
 from outrider.engine.loading import load_engine
 from outrider.engine.native import library
 from outrider.engine.native_layers import (
+    NativeBlocksInt8Linear,
     NativeEvenInt8Linear,
     NativeInt4Linear,
     NativeInt8Linear,
     NativeLinear,
-    rounded_to_nibbles,
     run,
     run_gated,
 )
@@ -39,6 +38,7 @@ FAR = {  # as a share of the length
     NativeInt8Linear: 0.01,
     NativeEvenInt8Linear: 0.02,
     NativeInt4Linear: 0.09,
+    NativeBlocksInt8Linear: 0.01,
 }
 KINDS = list(FAR)
 PAUSE, FUTEX = 34, 202  # numbers of these calls to the system on x86-64
@@ -112,54 +112,6 @@ def test_sums_of_the_largest_numbers_do_not_overflow(width: int, signs: tuple[in
     layer = NativeInt8Linear(weight, None)
     for count in (1, 3, 7):
         assert torch.equal(layer(x[:count]), expected[:count])
-
-
-def in_whole_numbers(out: int, width: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns weights and rows that are whole numbers, and rounded to themselves in blocks of 32."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randint(0, 16, (out, width), generator=generator)
-    x = torch.randint(-127, 128, (70, width), generator=generator)
-    weight[:, ::32], weight[:, 1::32], x[:, 1::32] = 0, 15, 127
-    return weight, x
-
-
-@needs_compiler
-@pytest.mark.parametrize("shape", [(16, 32), (130, 1280), (40, 4128), (7, 70)], ids=str)
-def test_weights_of_4_bits_are_multiplied_exactly(shape: tuple[int, int]) -> None:
-    weight, x = in_whole_numbers(*shape, seed=1)
-    expected = (x.double() @ weight.double().T).float()
-    layer = NativeInt4Linear(weight.float(), None)
-    for count in (1, 2, 3, 4, 5, 6, 7, 17, 70):
-        assert torch.equal(layer(x[:count].float()), expected[:count])
-
-
-@needs_compiler
-@pytest.mark.parametrize("sign", [1, -1])
-def test_sums_of_the_largest_weights_of_4_bits_do_not_overflow(sign: int) -> None:
-    weight, x = torch.full((40, 2048), 15.0), torch.full((7, 2048), 127.0 * sign)
-    weight[:, ::32] = 0  # so that 15 is not what stands for 0
-    expected = (x.double() @ weight.double().T).float()
-    layer = NativeInt4Linear(weight, None)
-    for count in (1, 3, 7):
-        assert torch.equal(layer(x[:count]), expected[:count])
-
-
-@pytest.mark.parametrize("width", [320, 96])
-def test_weights_of_a_file_in_4_bits_are_rounded_to_themselves(width: int) -> None:
-    kind = gguf.GGMLQuantizationType.Q4_1
-    weight = (random(50, width) * 0.3 + 0.1).numpy()
-    weight[3, :32], weight[4, 32:64] = 0.0, 0.7
-    own = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight, kind), kind))
-    whole, steps, least = rounded_to_nibbles(own)
-    found = whole * steps.float()[..., None] + least.float()[..., None]
-    assert torch.equal(found.view(50, width), own) and not torch.equal(own, torch.from_numpy(weight))
-
-
-def test_what_fills_a_block_up_makes_it_no_wider() -> None:
-    weight = random(8, 40) * 0.01 + 5
-    whole, steps, least = rounded_to_nibbles(weight)
-    found = (whole * steps.float()[..., None] + least.float()[..., None]).view(8, -1)[:, :40]
-    assert (found - weight).abs().max() < 0.005
 
 
 def helpers() -> list[Path]:

@@ -141,13 +141,30 @@ def test_auto_takes_8_bits_where_they_are_exact(
 
 
 @needs_compiler
-def test_a_file_in_4_bits_is_served_so(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_file_in_4_bits_gives_its_own_numbers(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     file = write_gguf(checkpoint("llama"), tmp_path / "file.gguf", GGMLQuantizationType.Q4_1)
     plain = logits(load_engine(str(file), kv_memory_bytes=2**24), [len(PROMPT)])
     engine = load_engine(str(file), kv_memory_bytes=2**24, quantization="int4")
     assert (engine.info.quantization, engine.info.bit_exact) == ("int4", True)
     found = logits(engine, [len(PROMPT)])
-    assert (found - plain).norm() < 0.2 * plain.norm()  # its weights are kept, and activations are rounded
+    assert (found - plain).norm() < 0.01 * plain.norm()  # only the head is rounded again, to 8 bits
+
+
+@needs_compiler
+@pytest.mark.parametrize(("of_bytes", "quantization"), [(False, "int4"), (True, "int8")])
+def test_auto_takes_4_bits_where_a_file_has_them_and_8_are_no_faster(
+    of_bytes: bool,
+    quantization: str,
+    checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "exact_here", lambda: True)
+    monkeypatch.setattr(loading, "multiplies_bytes", lambda: of_bytes)
+    for kind, expected in ((GGMLQuantizationType.Q4_1, quantization), (GGMLQuantizationType.Q8_0, "int8")):
+        file = write_gguf(checkpoint("llama"), tmp_path / f"{kind.name}.gguf", kind)
+        engine = load_engine(str(file), kv_memory_bytes=2**24, quantization="auto")
+        assert (engine.info.quantization, engine.info.bit_exact) == (expected, True)
 
 
 @pytest.mark.usefixtures("no_compiler")

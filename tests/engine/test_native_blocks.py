@@ -1,0 +1,98 @@
+"""Products with weights in blocks of 32 inputs that share a scale: exact, and a file's own weights are kept."""
+
+from __future__ import annotations
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Quantization
+
+from outrider.engine.native import library
+from outrider.engine.native_layers import (
+    NativeBlocksInt8Linear,
+    NativeInt4Linear,
+    NativeLinear,
+    rounded_to_nibbles,
+    rounded_to_octets,
+)
+from outrider.errors import StartupError
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
+LEAST = {NativeInt4Linear: 0, NativeBlocksInt8Linear: -127}  # whole weights in blocks; and their largest
+MOST = {NativeInt4Linear: 15, NativeBlocksInt8Linear: 127}
+in_blocks = pytest.mark.parametrize("kind", LEAST)
+
+
+def summed_by_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Returns products of whole numbers, whose sums of 32 are right, and added up in float32."""
+    found = torch.zeros(len(x), len(weight))
+    for some, others in zip(x.double().split(32, 1), weight.double().split(32, 1), strict=True):
+        found += (some @ others.T).float()
+    return found
+
+
+@needs_compiler
+@in_blocks
+@pytest.mark.parametrize("shape", [(16, 32), (130, 1280), (40, 4128), (7, 70)], ids=str)
+def test_weights_in_blocks_are_multiplied_exactly(kind: type[NativeLinear], shape: tuple[int, int]) -> None:
+    out, width = shape
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randint(LEAST[kind], MOST[kind] + 1, (out, width), generator=generator)
+    x = torch.randint(-32767, 32768, (70, width), generator=generator)
+    weight[:, ::32], weight[:, 1::32], x[:, 1::32] = (
+        LEAST[kind],
+        MOST[kind],
+        32767,
+    )  # all are rounded to themselves
+    layer = kind(weight.float(), None)
+    for count in (1, 2, 3, 4, 5, 6, 7, 17, 70):
+        assert torch.equal(layer(x[:count].float()), summed_by_blocks(x[:count], weight))
+
+
+@needs_compiler
+@in_blocks
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_largest_weights_in_blocks_do_not_overflow(kind: type[NativeLinear], sign: int) -> None:
+    weight, x = torch.full((40, 2048), float(MOST[kind])), torch.full((7, 2048), 32767.0 * sign)
+    weight[:, ::32] = LEAST[kind]  # so that the largest is not what stands for 0
+    layer = kind(weight, None)
+    for count in (1, 3, 7):
+        assert torch.equal(layer(x[:count]), summed_by_blocks(x[:count], weight))
+
+
+def in_floats(kind: type[NativeLinear], weight: torch.Tensor) -> torch.Tensor:
+    """Returns what weights are worth once they are rounded."""
+    if kind is NativeInt4Linear:
+        whole, steps, least = rounded_to_nibbles(weight)
+        found = whole * steps.float()[..., None] + least.float()[..., None]
+    else:
+        whole, steps = rounded_to_octets(weight)
+        found = whole * steps.float()[..., None]
+    return found.view(len(weight), -1)[:, : weight.shape[1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [(NativeInt4Linear, Quantization.Q4_1), (NativeBlocksInt8Linear, Quantization.Q8_0)]
+)
+@pytest.mark.parametrize("width", [320, 96])
+def test_weights_of_a_file_in_blocks_are_rounded_to_themselves(
+    kind: type[NativeLinear], own: Quantization, width: int
+) -> None:
+    weight = (torch.randn(50, width) * 0.3 + 0.1).numpy()
+    weight[3, :32], weight[4, 32:64] = 0.0, 0.7
+    kept = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight, own), own))
+    assert torch.equal(in_floats(kind, kept), kept) and not torch.equal(kept, torch.from_numpy(weight))
+
+
+@needs_compiler
+@in_blocks
+def test_weights_that_float16_does_not_hold_are_refused(kind: type[NativeLinear]) -> None:
+    weight = torch.randn(16, 64)
+    weight[3, 4] = 1e9
+    with pytest.raises(StartupError, match="weights up to 65504"):
+        kind(weight, None)
+
+
+def test_what_fills_a_block_up_makes_it_no_wider() -> None:
+    weight = torch.randn(8, 40) * 0.01 + 5
+    assert (in_floats(NativeInt4Linear, weight) - weight).abs().max() < 0.005
