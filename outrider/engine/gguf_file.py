@@ -84,7 +84,7 @@ def has_nibbles(checkpoint: Checkpoint) -> bool:
     from gguf import LlamaFileType
 
     told = _reader(checkpoint).fields.get("general.file_type")
-    return told is not None and told.contents() == LlamaFileType.MOSTLY_Q4_1
+    return told is not None and told.contents() in (LlamaFileType.MOSTLY_Q4_0, LlamaFileType.MOSTLY_Q4_1)
 
 
 def unused(model: Any, checkpoint: Checkpoint) -> list[str]:

@@ -120,7 +120,7 @@ class Int8:
 
 class Int4:
     """Weights of 4 bits on a CPU, with rows that do not depend on one another. The head's have 8: what it
-    gives is the choice itself. A GGUF file in Q4_1 has just these, which are kept."""
+    gives is the choice itself. Those of a GGUF file in Q4_0 or Q4_1 are kept."""
 
     name = "int4"
     keeps_numbers = False

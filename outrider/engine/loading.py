@@ -74,7 +74,7 @@ def load_engine(
     use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
 
     With `quantization` int8 or int4, on a CPU in float32 and without `ranks`, linear layers are rounded to 8
-    or 4 bits once the checks are passed. auto takes 4 for a GGUF file that has them (Q4_1), where this
+    or 4 bits once the checks are passed. auto takes 4 for a GGUF file that has them (Q4_0, Q4_1), where this
     processor has no instructions for bytes, and else 8 if it multiplies exactly in them.
 
     `parts` are those that the engine is made of, in place of what is usual on the device; every rank gives

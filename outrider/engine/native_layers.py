@@ -19,6 +19,7 @@ FOUR, LINE = 4, 64  # as in native_sums.h: bytes multiplied at once, and those o
 FLOATS, BYTES, PAIRS, NIBBLES, OCTETS = 0, 1, 2, 3, 4
 BLOCK, NIBBLE = 32, 15  # as in native_blocks.h: inputs that share a scale, and the largest weight of 4 bits
 LANES, EIGHT = 16, 8  # as there: outputs of which a block holds weights, and half of them
+BELOW = 8  # steps below 0 of those that GGUF's Q4_0 has
 TINY = 1e-30  # instead of 0, by which nothing can be divided
 LARGEST = 127  # whole weight
 ROWS = 4096  # of weights that are rounded at a time: what that takes stays small
@@ -174,8 +175,7 @@ class NativeBlocksLinear(NativeLinear):
 
 
 class NativeInt4Linear(NativeBlocksLinear):
-    """With weights of 4 bits, between a block's least and its largest, as those of GGUF's Q4_1, which are
-    rounded to themselves."""
+    """With weights of 4 bits. Those of GGUF's Q4_0 and Q4_1 are rounded to themselves."""
 
     kind = NIBBLES
 
@@ -187,7 +187,7 @@ class NativeInt4Linear(NativeBlocksLinear):
 
 
 class NativeBlocksInt8Linear(NativeBlocksLinear):
-    """With weights of 8 bits, as those of GGUF's Q8_0, which are rounded to themselves."""
+    """With weights of 8 bits. Those of GGUF's Q8_0 are rounded to themselves."""
 
     kind = OCTETS
 
@@ -213,13 +213,31 @@ def _lying(whole: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
 
 def rounded_to_nibbles(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns whole weights from 0 to NIBBLE [out, blocks, BLOCK], and by blocks [out, blocks], in float16,
-    what one is worth and what stands for 0: of a weight [out, in] in float32. Blocks are filled up with 0."""
+    what one is worth and what stands for 0: of a weight [out, in] in float32. Blocks are filled up with 0.
+
+    Whole weights count from a block's least to its largest, as GGUF's Q4_1 has it; or, where that is nearer,
+    from the one farthest from 0, of which a step is an eighth, as Q4_0 has it."""
     own = _in_blocks(weight)
     least, most = own.aminmax(dim=-1)
+    farthest = torch.where(least.abs() > most, least, most)
     least = least.half()
-    steps = ((most - least) / NIBBLE).half()
-    whole = (own - least[..., None]) / steps.float().clamp_min(TINY)[..., None]
-    return whole.round_().clamp_(0, NIBBLE).to(torch.uint8), steps, least
+    some = _nibbles(own, ((most - least) / NIBBLE).half(), least)
+    others = _nibbles(own, (farthest / -BELOW).half(), farthest.half())
+    nearer = others[3] < some[3]
+    return (
+        torch.where(nearer[..., None], others[0], some[0]),
+        torch.where(nearer, others[1], some[1]),
+        torch.where(nearer, others[2], some[2]),
+    )
+
+
+def _nibbles(
+    own: torch.Tensor, steps: torch.Tensor, zeros: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns whole weights of blocks, with what is given, and how far they are off, squared."""
+    step, zero = steps.float()[..., None], zeros.float()[..., None]
+    whole = ((own - zero) / torch.where(step == 0, TINY, step)).round_().clamp_(0, NIBBLE)
+    return whole.to(torch.uint8), steps, zeros, (whole * step + zero - own).square_().sum(-1)
 
 
 def rounded_to_octets(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

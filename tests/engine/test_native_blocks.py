@@ -72,7 +72,12 @@ def in_floats(kind: type[NativeLinear], weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"), [(NativeInt4Linear, Quantization.Q4_1), (NativeBlocksInt8Linear, Quantization.Q8_0)]
+    ("kind", "own"),
+    [
+        (NativeInt4Linear, Quantization.Q4_0),
+        (NativeInt4Linear, Quantization.Q4_1),
+        (NativeBlocksInt8Linear, Quantization.Q8_0),
+    ],
 )
 @pytest.mark.parametrize("width", [320, 96])
 def test_weights_of_a_file_in_blocks_are_rounded_to_themselves(

@@ -141,8 +141,11 @@ def test_auto_takes_8_bits_where_they_are_exact(
 
 
 @needs_compiler
-def test_a_file_in_4_bits_gives_its_own_numbers(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
-    file = write_gguf(checkpoint("llama"), tmp_path / "file.gguf", GGMLQuantizationType.Q4_1)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_a_file_in_4_bits_gives_its_own_numbers(
+    kind: str, checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = write_gguf(checkpoint("llama"), tmp_path / "file.gguf", GGMLQuantizationType[kind])
     plain = logits(load_engine(str(file), kv_memory_bytes=2**24), [len(PROMPT)])
     engine = load_engine(str(file), kv_memory_bytes=2**24, quantization="int4")
     assert (engine.info.quantization, engine.info.bit_exact) == ("int4", True)
@@ -161,7 +164,8 @@ def test_auto_takes_4_bits_where_a_file_has_them_and_8_are_no_faster(
 ) -> None:
     monkeypatch.setattr(loading, "exact_here", lambda: True)
     monkeypatch.setattr(loading, "multiplies_bytes", lambda: of_bytes)
-    for kind, expected in ((GGMLQuantizationType.Q4_1, quantization), (GGMLQuantizationType.Q8_0, "int8")):
+    kinds = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
+    for kind, expected in zip(kinds, (quantization, quantization, "int8"), strict=True):
         file = write_gguf(checkpoint("llama"), tmp_path / f"{kind.name}.gguf", kind)
         engine = load_engine(str(file), kv_memory_bytes=2**24, quantization="auto")
         assert (engine.info.quantization, engine.info.bit_exact) == (expected, True)
