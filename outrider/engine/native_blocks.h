@@ -59,14 +59,6 @@ INLINE __m256i next_pair(const Octets&, __m256i& words) {
     return found;
 }
 
-INLINE __m256i added(__m256i sums, __m256i some, __m256i others) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return _mm256_dpwssd_epi32(sums, some, others);
-#else
-    return _mm256_add_epi32(sums, _mm256_madd_epi16(some, others));
-#endif
-}
-
 // Adds to the sums of eight outputs what a block comes to.
 INLINE void settle(float* sums, const Nibbles& weights, int at, __m256 step, __m256 sum, __m256 found) {
     const __m256 all = _mm256_fmadd_ps(_mm256_mul_ps(eight(weights.steps + at), step), found, _mm256_loadu_ps(sums));
@@ -92,6 +84,10 @@ struct Blockwise {
         if (V == 2) second = added(second, same, more);
         others.add(x + BLOCK, some, more);
     }
+    INLINE void keep() {  // as Pairwise does
+        __asm__("" : "+x"(first), "+x"(second));
+        others.keep();
+    }
     template <typename Weights>
     INLINE void store(const Weights& of, int at, const float* steps, const float* sums, float* to) const {
         const __m256 step = _mm256_set1_ps(*steps), sum = _mm256_set1_ps(*sums);
@@ -104,6 +100,7 @@ struct Blockwise {
 template <int V>
 struct Blockwise<0, V> {
     INLINE void add(const int16_t*, __m256i, __m256i) {}
+    INLINE void keep() {}
     template <typename Weights>
     INLINE void store(const Weights&, int, const float*, const float*, float*) const {}
 };
@@ -113,7 +110,7 @@ struct Blockwise<0, V> {
 template <int R, typename Weights>
 void block_tile(const Blocks& rows, const Weights* weights, int64_t count, float* sums, bool calls) {
     constexpr int LINES = (sizeof(Weights) + LINE - 1) / LINE, EACH = Weights::EACH;
-    constexpr int V = R < 3 ? 2 : 1;  // what the registers hold
+    constexpr int V = R < 5 ? 2 : 1;  // what the registers hold
     for (int64_t block = 0; block < count; block++) {
         const Weights& w = weights[block];
         if (calls)
@@ -122,7 +119,7 @@ void block_tile(const Blocks& rows, const Weights* weights, int64_t count, float
         for (int v = 0; v < 2; v += V) {
             Blockwise<R, V> found;
             const int16_t* x = given.whole;
-#pragma GCC unroll 1  // else all pairs are made at once, and lie in memory until their turn
+#pragma GCC unroll 1
             for (int j = 0; j < BLOCK / EACH; j++) {
                 __m256i one = _mm256_load_si256((const __m256i*)w.words[v][j]);
                 __m256i two = _mm256_load_si256((const __m256i*)w.words[v + V - 1][j]);
@@ -130,6 +127,7 @@ void block_tile(const Blocks& rows, const Weights* weights, int64_t count, float
                 for (int pair = 0; pair < EACH / 2; pair++, x += 2) {
                     const __m256i some = next_pair(w, one), more = V == 2 ? next_pair(w, two) : some;
                     found.add(x, some, more);
+                    found.keep();
                 }
             }
             found.store(w, v * EIGHT, given.steps, given.sums, sums);

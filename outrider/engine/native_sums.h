@@ -62,6 +62,15 @@ struct Bytewise<0> {
 
 inline __m256i sixteen(const int8_t* from) { return _mm256_cvtepi8_epi16(_mm_load_si128((const __m128i*)from)); }
 
+// Returns sums to which products of pairs are added.
+INLINE __m256i added(__m256i sums, __m256i some, __m256i others) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return _mm256_dpwssd_epi32(sums, some, others);
+#else
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(some, others));
+#endif
+}
+
 // Adds the sums of four outputs, those of even and of odd pairs side by side.
 inline void add_to(double* sums, __m256i pairs) {
     const __m256d low = _mm256_cvtepi32_pd(_mm256_castsi256_si128(pairs));
@@ -80,13 +89,19 @@ struct Pairwise {
         int64_t four;
         memcpy(&four, x, sizeof(four));
         const __m256i same = _mm256_set1_epi64x(four);
-        a = _mm256_add_epi32(a, _mm256_madd_epi16(same, first));
-        b = _mm256_add_epi32(b, _mm256_madd_epi16(same, second));
+        a = added(a, same, first);
+        b = added(b, same, second);
         if (V > 2) {
-            c = _mm256_add_epi32(c, _mm256_madd_epi16(same, third));
-            d = _mm256_add_epi32(d, _mm256_madd_epi16(same, fourth));
+            c = added(c, same, third);
+            d = added(d, same, fourth);
         }
         others.add(x + stride, stride, first, second, third, fourth);
+    }
+    // Has the sums formed by now. Else the compiler forms products of later weights first, which wait in memory.
+    INLINE void keep() {
+        if (V > 2) __asm__("" : "+x"(a), "+x"(b), "+x"(c), "+x"(d));
+        else __asm__("" : "+x"(a), "+x"(b));
+        others.keep();
     }
     INLINE void store(double* sums) const {
         add_to(sums, a);
@@ -99,6 +114,7 @@ struct Pairwise {
 template <int V>
 struct Pairwise<0, V> {
     INLINE void add(const int16_t*, int64_t, __m256i, __m256i, __m256i, __m256i) {}
+    INLINE void keep() {}
     INLINE void store(double*) const {}
 };
 #endif
@@ -167,6 +183,7 @@ void tile(const int16_t* rows, int64_t stride, const int8_t* weight, int64_t inp
             const __m256i one = sixteen(w), two = sixteen(w + LANES);
             if (V > 2) found.add(rows + k, stride, one, two, sixteen(w + 2 * LANES), sixteen(w + 3 * LANES));
             else found.add(rows + k, stride, one, two, one, two);
+            found.keep();
         }
         found.store(sums + first);
     }
