@@ -245,8 +245,8 @@ def _config(checkpoint: Checkpoint) -> Any:
 
 
 def _suits_int4(checkpoint: Checkpoint) -> bool:
-    """Returns whether a checkpoint has 4 bits, which lose nothing then, and 8 are no faster: with
-    instructions for bytes they may be where many rows run."""
+    """Returns whether a checkpoint has 4 bits, which lose nothing then, and 8 are no faster for one row, or
+    much for many: with instructions for bytes they may be."""
     return has_nibbles(checkpoint) and library() is not None and not multiplies_bytes()
 
 
