@@ -68,9 +68,10 @@ def _says_text(schema: Mapping[str, Any]) -> bool | None:
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the schema that another one only names."""
     if isinstance(schema, Mapping) and isinstance(name := schema.get("$ref"), str):
-        places, _, name = name.removeprefix("#/").rpartition("/")
-        found = root.get(places)
-        schema = found.get(name) if isinstance(found, Mapping) else None
+        schema = root
+        for part in filter(None, name.removeprefix("#").split("/")):
+            key = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(key) if isinstance(schema, Mapping) else None
     return schema if isinstance(schema, Mapping) else {}
 
 

@@ -30,7 +30,7 @@ def write_gguf(
     scales: Sequence[float] = (),
 ) -> Path:
     """Writes the Llama checkpoint of a folder, its tokenizer and chat template included, and returns the
-    file. `kind` is the format of the matrices: F32, Q8_0 or Q4_1; `tensors` are written beside them,
+    file. `kind` is the format of the matrices: F32, Q8_0, Q4_0 or Q4_1; `tensors` are written beside them,
     `scaling` is the rotary scaling that the file tells of, `scales` an attention scale that makes no
     sense."""
     config = json.loads((folder / "config.json").read_text())

@@ -77,16 +77,6 @@ def complete(config: Any, checkpoint: Checkpoint) -> None:
             )
 
 
-def has_nibbles(checkpoint: Checkpoint) -> bool:
-    """Returns whether a file's weights have 4 bits as int4 has them: then they are not rounded again."""
-    if checkpoint.gguf is None:
-        return False
-    from gguf import LlamaFileType
-
-    told = _reader(checkpoint).fields.get("general.file_type")
-    return told is not None and told.contents() in (LlamaFileType.MOSTLY_Q4_0, LlamaFileType.MOSTLY_Q4_1)
-
-
 def unused(model: Any, checkpoint: Checkpoint) -> list[str]:
     """Returns the names of the file's tensors that the model was not given."""
     reader = _reader(checkpoint)

@@ -17,6 +17,7 @@ from outrider.engine.native_layers import (
     NativeInt4Linear,
     NativeInt8Linear,
     NativeLinear,
+    are_nibbles,
 )
 from outrider.engine.quantized import EvenInt8Linear, Int8Linear
 from outrider.engine.turning import fold_norms, turn
@@ -116,6 +117,13 @@ class Int8:
 
     def make_ready(self, model: Any, most_rows: int) -> None:
         packed.make_ready(model, most_rows)
+
+
+def has_nibbles(model: Any) -> bool:
+    """Returns whether a model's weights but for the head's have 4 bits already: then int4 rounds none."""
+    head = model.get_output_embeddings()
+    layers = [module for module in model.modules() if type(module) is nn.Linear and module is not head]
+    return bool(layers) and all(are_nibbles(layer.weight) for layer in layers)
 
 
 class Int4:

@@ -18,9 +18,9 @@ from outrider.engine.checkpoint import Checkpoint, files_of, fingerprint, locate
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.foreign_vocabulary import adopt
-from outrider.engine.gguf_file import complete, has_nibbles, parsed_once, unused
+from outrider.engine.gguf_file import complete, parsed_once, unused
 from outrider.engine.lent_embeddings import are_lent, borrow, check_undivided
-from outrider.engine.linear_layers import Int4, Int8
+from outrider.engine.linear_layers import Int4, Int8, has_nibbles
 from outrider.engine.lora import adapter_files, find_adapter, fingerprint_with, merge
 from outrider.engine.model_class import auto_class, leave_text_part
 from outrider.engine.native import library, multiplies_bytes
@@ -74,8 +74,9 @@ def load_engine(
     use, the others one to `follow` with. `device` is this rank's own; the KV memory is that of all together.
 
     With `quantization` int8 or int4, on a CPU in float32 and without `ranks`, linear layers are rounded to 8
-    or 4 bits once the checks are passed. auto takes 4 for a GGUF file that has them (Q4_0, Q4_1), where this
-    processor has no instructions for bytes, and else 8 if it multiplies exactly in them.
+    or 4 bits once the checks are passed. auto takes 4 for weights that have no more, as those of a GGUF
+    file in Q4_0 or Q4_1, where this processor has no instructions for bytes, and else 8 if it multiplies
+    exactly in them.
 
     `parts` are those that the engine is made of, in place of what is usual on the device; every rank gives
     the same.
@@ -98,8 +99,7 @@ def load_engine(
     target = _device(device)
     wanted = _dtype(dtype, target)
     size = ranks.group.size if ranks is not None else 1
-    auto = quantization == AUTO
-    if auto:
+    if auto := quantization == AUTO:
         quantization = Int8.name if exact_here() else None
     if kv_memory_bytes is None:
         kv_memory_bytes = EngineOptions(device=target.type).memory_for_kv
@@ -111,9 +111,6 @@ def load_engine(
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     with parsed_once(checkpoint), unchanged(checkpoint, lambda: files_of(checkpoint)):
-        if auto and parts is None and adapter is None and _suits_int4(checkpoint):
-            quantization = Int4.name
-            chosen = usual(target, wanted, quantization)
         config = _config(checkpoint)
         quantized = prepare(config, checkpoint, target)
         digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
@@ -135,6 +132,8 @@ def load_engine(
         if quantization is not None:
             raise StartupError(f"--quantization is of no use with {checkpoint}, which {quantized} quantised")
         chosen, info = replace(chosen, linears="ordinary"), replace(info, quantization=quantized)
+    if auto and parts is None and _suits_int4(model):
+        chosen = replace(chosen, linears=Int4.name)
     vocabulary = read(checkpoint.folder, info.vocab_size) if drafts and ranks is None else None
     if reading is not None:
         tell("adopting the target's tokens", 0.45)
@@ -244,10 +243,10 @@ def _config(checkpoint: Checkpoint) -> Any:
     return config
 
 
-def _suits_int4(checkpoint: Checkpoint) -> bool:
-    """Returns whether a checkpoint has 4 bits, which lose nothing then, and 8 are no faster for one row, or
-    much for many: with instructions for bytes they may be."""
-    return has_nibbles(checkpoint) and library() is not None and not multiplies_bytes()
+def _suits_int4(model: Any) -> bool:
+    """Returns whether a model has 4 bits, which lose nothing then, and 8 are no faster for one row, or much
+    for many: with instructions for bytes they may be."""
+    return library() is not None and not multiplies_bytes() and has_nibbles(model)
 
 
 def _connect(ranks: Ranks, device: torch.device) -> None:

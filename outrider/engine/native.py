@@ -30,6 +30,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-pthread", "-fno-math-errno", "-ffp-contract=fast"),
     *("-shared", "-fPIC"),
 )
+NEEDED = {"avx2", "fma", "f16c"}  # instructions, as Linux calls them
 SECONDS = 300.0  # that compiling may take: on an idle machine it takes two
 
 
@@ -80,7 +81,7 @@ def library() -> ctypes.CDLL | None:
 def suits() -> bool:
     """Returns whether it is written for this processor."""
     try:
-        return platform.machine() == "x86_64" and any("avx2" in line.split() for line in _processor())
+        return platform.machine() == "x86_64" and any({*line.split()} >= NEEDED for line in _processor())
     except OSError:  # another system than Linux
         return False
 

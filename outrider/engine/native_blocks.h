@@ -135,12 +135,12 @@ void block_tile(const Blocks& rows, const Weights* weights, int64_t count, float
     }
 }
 
-// Makes whole numbers of a block of a row. Returns what one is worth.
-inline float put_block(const float* x, int16_t* whole, float* sum) {
+// Makes whole numbers of a block of a row. Returns what one is worth, times what weights are.
+inline float put_block(const float* x, float worth, int16_t* whole, float* sum) {
     const Lanes low = lanes(x), high = lanes(x + LANES), tops = larger(larger(low, -low), larger(high, -high));
     float largest = 0;
     for (int lane = 0; lane < LANES; lane++) largest = tops[lane] > largest ? tops[lane] : largest;
-    const float many = largest > 0 ? BROADEST / largest : 0, step = largest / BROADEST;
+    const float many = largest > 0 ? BROADEST / largest : 0, step = largest / BROADEST * worth;
     put_lower_half(whole, (Whole)(low * many + ONES));
     put_lower_half(whole + LANES, (Whole)(high * many + ONES));
     int total = 0;

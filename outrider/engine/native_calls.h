@@ -6,7 +6,7 @@
 
 // A linear layer, as native_layers.py has it. Groups of outputs may be filled up.
 struct Linear {
-    const void* weight;      // float32 [groups, depth, GROUP], int8 [groups, depth / 4, GROUP, 4], or Quads of 4 bits
+    const void* weight;      // float32 [groups, depth, GROUP], int8 [groups, depth / 4, GROUP, 4], or blocks (native_blocks.h)
     const float* scales;     // [groups, GROUP], of int8
     const int32_t* sums;     // [groups, GROUP], of int8: MIDDLE x the sum of an output's weights
     const float* bias;       // [groups, GROUP], or null

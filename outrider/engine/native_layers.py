@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,7 +13,6 @@ from torch import nn
 from outrider.engine.native import loaded, pointers
 from outrider.engine.norms import ShortNorm
 from outrider.engine.packed import PackedLinear
-from outrider.errors import StartupError
 
 FOUR, LINE = 4, 64  # as in native_sums.h: bytes multiplied at once, and those of a tile's row
 # Kinds of activations: as they are, a byte each, two bytes each, two with a scale for each block, where
@@ -20,6 +21,9 @@ FLOATS, BYTES, PAIRS, NIBBLES, OCTETS = 0, 1, 2, 3, 4
 BLOCK, NIBBLE = 32, 15  # as in native_blocks.h: inputs that share a scale, and the largest weight of 4 bits
 LANES, EIGHT = 16, 8  # as there: outputs of which a block holds weights, and half of them
 BELOW = 8  # steps below 0 of those that GGUF's Q4_0 has
+USUAL, ANY = (-8,), (-8, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7)  # steps to the farthest weight
+TRIED = 64  # rows: of weights that have 4 bits already, these tell
+LARGEST_EXPONENT, MOST_EXPONENT = 15, 100  # of the largest weight in float16; of what one of a layer is worth
 TINY = 1e-30  # instead of 0, by which nothing can be divided
 LARGEST = 127  # whole weight
 ROWS = 4096  # of weights that are rounded at a time: what that takes stays small
@@ -163,9 +167,14 @@ class NativeBlocksLinear(NativeLinear):
     have 16 bits."""
 
     def _put_in(self, weight: torch.Tensor) -> int:
+        # A power of 2 changes no weight's digits, and float16 holds the scales then, however small they were.
+        _, exponent = math.frexp(float(weight.abs().amax()))
+        worth = math.ldexp(1.0, max(-MOST_EXPONENT, min(exponent - LARGEST_EXPONENT, MOST_EXPONENT)))
         some = max(1, ROWS // self._rows.shape[1])
-        laid = torch.cat([self.blocks_of(weight[rows.flatten()]) for rows in torch.split(self._rows, some)])
-        self._point(weight=laid.view(len(self._rows), -1, *laid.shape[1:]))
+        laid = torch.cat(
+            [self.blocks_of(weight[rows.flatten()] / worth) for rows in torch.split(self._rows, some)]
+        )
+        self._point(weight=laid.view(len(self._rows), -1, *laid.shape[1:]), scales=torch.tensor([worth]))
         return laid.shape[1] * BLOCK
 
     @staticmethod
@@ -181,9 +190,9 @@ class NativeInt4Linear(NativeBlocksLinear):
 
     @staticmethod
     def blocks_of(weight: torch.Tensor) -> torch.Tensor:
-        whole, steps, least = rounded_to_nibbles(weight)
+        whole, steps, zeros, _ = rounded_to_nibbles(weight)
         pairs = whole.view(*whole.shape[:2], -1, 2, 2)
-        return _lying(pairs[..., 0, :] | pairs[..., 1, :] << 4, steps, least)
+        return _lying(pairs[..., 0, :] | pairs[..., 1, :] << 4, steps, zeros)
 
 
 class NativeBlocksInt8Linear(NativeBlocksLinear):
@@ -199,45 +208,65 @@ class NativeBlocksInt8Linear(NativeBlocksLinear):
 
 def _lying(whole: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
     """Returns blocks as native_blocks.h has them, of bytes of weights [16 n, blocks, ...] and of what is
-    given for each [16 n, blocks]. Raises StartupError if that is no number."""
+    given for each [16 n, blocks]."""
     count, blocks = tables[0].shape
-    if not all(bool(one.isfinite().all()) for one in tables):
-        raise StartupError(
-            "--quantization int4 takes weights up to 65504, which this model exceeds; give int8"
-        )
     # By sixteen outputs: vector, output, block, word, byte of a half, half.
     each = whole.reshape(count // LANES, LANES // EIGHT, EIGHT, blocks, -1, 2, 2).permute(0, 3, 1, 4, 2, 6, 5)
     parts = [one.view(-1, LANES, blocks).transpose(1, 2).contiguous().view(torch.uint8) for one in tables]
     return torch.cat([each.reshape(count // LANES, blocks, -1), *parts], -1)
 
 
-def rounded_to_nibbles(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns whole weights from 0 to NIBBLE [out, blocks, BLOCK], and by blocks [out, blocks], in float16,
-    what one is worth and what stands for 0: of a weight [out, in] in float32. Blocks are filled up with 0.
+def are_nibbles(weight: torch.Tensor) -> bool:
+    """Returns whether weights [out, in] have 4 bits already, as far as the first rows tell."""
+    return weight.dtype == torch.float32 and rounded_to_nibbles(weight.detach()[:TRIED]).kept()
+
+
+class Nibbles(NamedTuple):
+    """Blocks of weights, rounded to 4 bits."""
+
+    whole: torch.Tensor  # [out, blocks, BLOCK] from 0 to NIBBLE
+    steps: torch.Tensor  # [out, blocks] what one is worth, in float16
+    zeros: torch.Tensor  # [out, blocks] what stands for 0, in float16
+    error: torch.Tensor  # [out, blocks] how far the weights are off, squared
+
+    def kept(self) -> bool:
+        """Returns whether nothing was rounded."""
+        return not bool(self.error.any())
+
+
+def rounded_to_nibbles(weight: torch.Tensor) -> Nibbles:
+    """Returns the blocks of a weight [out, in] in float32, filled up with 0.
 
     Whole weights count from a block's least to its largest, as GGUF's Q4_1 has it; or, where that is nearer,
-    from the one farthest from 0, of which a step is an eighth, as Q4_0 has it."""
+    from 8 steps below 0, of which the weight farthest from 0 is so many, as Q4_0 has it: -8 as a rule."""
     own = _in_blocks(weight)
+    keeping = (many for many in ((), USUAL, ANY) if _nibbles(own[:TRIED], many).kept())
+    return _nibbles(own, next(keeping, USUAL))
+
+
+def _nibbles(own: torch.Tensor, many: Sequence[int]) -> Nibbles:
+    """`many`: how many steps from 0 the farthest weight may be."""
     least, most = own.aminmax(dim=-1)
     farthest = torch.where(least.abs() > most, least, most)
-    least = least.half()
-    some = _nibbles(own, ((most - least) / NIBBLE).half(), least)
-    others = _nibbles(own, (farthest / -BELOW).half(), farthest.half())
-    nearer = others[3] < some[3]
-    return (
-        torch.where(nearer[..., None], others[0], some[0]),
-        torch.where(nearer, others[1], some[1]),
-        torch.where(nearer, others[2], some[2]),
-    )
+    low = least.half()
+    found = _counted(own, ((most - low) / NIBBLE).half(), low)
+    for count in many:
+        left = found.error > 0
+        steps = (farthest[left] / count).half()
+        others = _counted(own[left], steps, steps * -BELOW)
+        nearer = others.error < found.error[left]
+        left[left.clone()] = nearer
+        for old, new in zip(found, others, strict=True):
+            old[left] = new[nearer]
+    return found
 
 
-def _nibbles(
-    own: torch.Tensor, steps: torch.Tensor, zeros: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns whole weights of blocks, with what is given, and how far they are off, squared."""
+def _counted(own: torch.Tensor, steps: torch.Tensor, zeros: torch.Tensor) -> Nibbles:
+    """Returns blocks with these steps, counted from what stands for 0."""
     step, zero = steps.float()[..., None], zeros.float()[..., None]
     whole = ((own - zero) / torch.where(step == 0, TINY, step)).round_().clamp_(0, NIBBLE)
-    return whole.to(torch.uint8), steps, zeros, (whole * step + zero - own).square_().sum(-1)
+    error = (whole * step + zero - own).square_().sum(-1)
+    return Nibbles(whole.to(torch.uint8), steps, zeros, error)
 
 
 def rounded_to_octets(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -130,7 +130,7 @@ struct Prepared {
         std::fill(x + linear.in, x + linear.depth, 0.0f);
 #if defined(__AVX2__)
         for (int64_t at = r, i = 0; i < linear.depth; at += n, i += BLOCK)
-            steps[at] = put_block(x + i, whole.data() + at * BLOCK, &sums[at]);
+            steps[at] = put_block(x + i, *linear.scales, whole.data() + at * BLOCK, &sums[at]);
 #endif
     }
 

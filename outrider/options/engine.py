@@ -10,7 +10,7 @@ from outrider.options.memory import Share, parse_memory_or_share
 from outrider.options.option import check, option, wrong
 
 DTYPES = ("float32", "bfloat16", "float16")
-AUTO = "auto"  # a kind of quantization: int8 where this processor computes it exactly, else none
+AUTO = "auto"  # a kind of quantization: what this processor computes exactly
 LEAST_KV_BYTES = 2**20
 ON_CPU, ON_GPU = "1GiB", "90%"  # memory for keys and values where none is told
 

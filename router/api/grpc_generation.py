@@ -64,7 +64,7 @@ class GenerationServicer:
         async with self._refusing(context):
             id, after = generation_wire.resumption(request)
             with self._threads.retelling(owner()) as place:
-                generation, answering = await self._resumed(id, after, place)
+                generation, answering, after = await self._resumed(id, after, place)
                 async with aclosing(answering) as items:
                     async for index, item in items:
                         for response in await _told(index, item, generation, after[index]):
@@ -122,7 +122,10 @@ class GenerationServicer:
 
         return generation, generate_all(start, self._runner.keep, generation, self._metrics)
 
-    async def _resumed(self, id: str, after: position.Position, place: Retelling) -> tuple[Generation, Items]:
+    async def _resumed(
+        self, id: str, after: position.Position, place: Retelling
+    ) -> tuple[Generation, Items, position.Position]:
+        """Returns the third with a number for each answer: a single 0 asks for all of all."""
         session_id = position.parse_id(id)
         record, generation = await recalled(self._runner, session_id, place)
         if record.prompts > record.n:
@@ -136,7 +139,11 @@ class GenerationServicer:
             assert session.session_id is not None
             return self._runner.resume(session.session_id)
 
-        return generation, generate_all(start, self._runner.keep, generation, self._metrics, after, place)
+        return (
+            generation,
+            generate_all(start, self._runner.keep, generation, self._metrics, after, place),
+            after,
+        )
 
 
 async def _told(

@@ -12,10 +12,10 @@ from outrider.engine.native_layers import (
     NativeBlocksInt8Linear,
     NativeInt4Linear,
     NativeLinear,
+    are_nibbles,
     rounded_to_nibbles,
     rounded_to_octets,
 )
-from outrider.errors import StartupError
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="nothing can be compiled here")
 LEAST = {NativeInt4Linear: 0, NativeBlocksInt8Linear: -127}  # whole weights in blocks; and their largest
@@ -63,7 +63,7 @@ def test_sums_of_the_largest_weights_in_blocks_do_not_overflow(kind: type[Native
 def in_floats(kind: type[NativeLinear], weight: torch.Tensor) -> torch.Tensor:
     """Returns what weights are worth once they are rounded."""
     if kind is NativeInt4Linear:
-        whole, steps, least = rounded_to_nibbles(weight)
+        whole, steps, least, _ = rounded_to_nibbles(weight)
         found = whole * steps.float()[..., None] + least.float()[..., None]
     else:
         whole, steps = rounded_to_octets(weight)
@@ -87,15 +87,28 @@ def test_weights_of_a_file_in_blocks_are_rounded_to_themselves(
     weight[3, :32], weight[4, 32:64] = 0.0, 0.7
     kept = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight, own), own))
     assert torch.equal(in_floats(kind, kept), kept) and not torch.equal(kept, torch.from_numpy(weight))
+    assert are_nibbles(kept) == (kind is NativeInt4Linear) and not are_nibbles(torch.from_numpy(weight))
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 15), (1, 15), (1, 14), (3, 13)])
+def test_weights_of_a_file_are_kept_however_many_steps_from_0_the_farthest_is(least: int, most: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randint(least, most + 1, (80, 10, 32), generator=generator) - 8
+    own = (whole * torch.randn(80, 10, 1, generator=generator).half().float()).view(
+        80, 320
+    )  # as Q4_0 has them
+    assert torch.equal(in_floats(NativeInt4Linear, own), own) and are_nibbles(own)
 
 
 @needs_compiler
 @in_blocks
-def test_weights_that_float16_does_not_hold_are_refused(kind: type[NativeLinear]) -> None:
-    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
-    weight[3, 4] = 1e9
-    with pytest.raises(StartupError, match="weights up to 65504"):
-        kind(weight, None)
+@pytest.mark.parametrize("size", [1e-30, 1e-7, 1e9])
+def test_weights_may_be_of_any_size(kind: type[NativeLinear], size: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(16, 64, generator=generator), torch.randn(3, 64, generator=generator)
+    usual, found = kind(weight, None)(x), kind(weight * size, None)(x) / size
+    assert (found - usual).norm() < 0.02 * usual.norm()
+    assert not kind(torch.zeros(16, 64), None)(x).any()
 
 
 def test_what_fills_a_block_up_makes_it_no_wider() -> None:

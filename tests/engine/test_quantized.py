@@ -154,21 +154,22 @@ def test_a_file_in_4_bits_gives_its_own_numbers(
 
 
 @needs_compiler
-@pytest.mark.parametrize(("of_bytes", "quantization"), [(False, "int4"), (True, "int8")])
-def test_auto_takes_4_bits_where_a_file_has_them_and_8_are_no_faster(
+@pytest.mark.parametrize("of_bytes", [False, True])
+@pytest.mark.parametrize(("kind", "kept"), [("Q4_0", True), ("Q4_1", True), ("Q8_0", False), ("F32", False)])
+def test_auto_takes_4_bits_where_weights_have_no_more_and_8_are_no_faster(
+    kind: str,
+    kept: bool,
     of_bytes: bool,
-    quantization: str,
     checkpoint: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loading, "exact_here", lambda: True)
     monkeypatch.setattr(loading, "multiplies_bytes", lambda: of_bytes)
-    kinds = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
-    for kind, expected in zip(kinds, (quantization, quantization, "int8"), strict=True):
-        file = write_gguf(checkpoint("llama"), tmp_path / f"{kind.name}.gguf", kind)
-        engine = load_engine(str(file), kv_memory_bytes=2**24, quantization="auto")
-        assert (engine.info.quantization, engine.info.bit_exact) == (expected, True)
+    file = write_gguf(checkpoint("llama"), tmp_path / "file.gguf", GGMLQuantizationType[kind])
+    engine = load_engine(str(file), kv_memory_bytes=2**24, quantization="auto")
+    expected = "int4" if kept and not of_bytes else "int8"
+    assert (engine.info.quantization, engine.info.bit_exact) == (expected, True)
 
 
 @pytest.mark.usefixtures("no_compiler")

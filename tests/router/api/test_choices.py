@@ -140,6 +140,9 @@ async def test_grpc_has_them_too(stub: Any) -> None:
         if response.HasField("delta"):
             ids[response.delta.index] += response.delta.token_ids
     assert ids == [[70, 71], [], [67, 68, 70, 71]]
+    again = [one async for one in stub.Resume(generation_pb2.ResumeRequest(id=started.started.id))]
+    deltas = [one.delta for one in again if one.HasField("delta")]
+    assert ["".join(one.text for one in deltas if one.index == index) for index in range(3)] == pieces
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         _ = [one async for one in stub.Resume(generation_pb2.ResumeRequest(id=started.started.id, after=1))]
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

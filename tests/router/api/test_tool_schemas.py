@@ -142,6 +142,13 @@ def test_the_parameters_are_found_wherever_a_schema_has_them(schema: dict[str, A
     assert "x" in xml_calls.json_parameters(schema)
 
 
+def test_a_reference_is_followed_wherever_it_points() -> None:
+    inner = {"type": "object", "properties": {"x": {"type": "boolean"}}}
+    known = {"p": inner, "a": {"$ref": "#/properties/p/properties/x"}, "b": {"$ref": "#/$defs/x~1y"}}
+    schema = {"properties": known, "$defs": {"x/y": {"type": "integer"}}}
+    assert xml_calls.json_parameters(schema) == ("p", "a", "b")
+
+
 def test_what_must_be_there_is_there_though_nothing_else_is_said_of_it() -> None:
     call, *_ = xml_calls.function(0, "f", {"properties": {}, "required": ["p"]})
     assert "parameter_0_0 " in call
