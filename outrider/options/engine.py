@@ -48,7 +48,7 @@ class EngineOptions:
         None,
         "Run linear layers in 8 bits, or with weights of 4: faster, on a CPU bit-exact, and not the "
         "checkpoint's numbers. On a GPU int8 and fp8 round the weights alone. auto = int8 if a CPU computes "
-        "it exactly, int4 for a GGUF file in Q4_0 or Q4_1 if the CPU has no VNNI.",
+        "it exactly, int4 if weights have no more (GGUF in Q4_0, Q4_1) and the CPU no VNNI.",
         choices=("int8", "int4", "fp8", AUTO),
         shown="none",
     )
