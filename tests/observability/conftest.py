@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,6 +16,11 @@ PROMPTS = ("def add(a, b):\n", "class Stack:\n", "import os\n\n\ndef walk(", "fo
 
 
 class Service(KeyedService):
+    def wait_until_well(self) -> None:
+        """On a busy machine a drafter may not reach its verifier at first: that is told for half a minute."""
+        while "degraded" in httpx.get(f"{self.url}/health", timeout=60).text:
+            time.sleep(0.2)
+
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """Some requests at a time are answered for as long as this lasts, and one in two is refused."""

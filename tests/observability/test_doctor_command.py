@@ -43,6 +43,7 @@ def test_a_service_that_is_well(service: Service, tmp_path: Path) -> None:
     cert, key = authority.pair("127.0.0.1", days=(-1, 100))
     files.cert.write_bytes(cert)
     files.key.write_bytes(key)
+    service.wait_until_well()
     with RedisServer() as redis:
         run = doctor(
             *("--url", service.url, "--device", "cpu", "--advertise", "127.0.0.1", "--port", free_port()),
@@ -92,6 +93,7 @@ def test_options_that_do_not_go_together_are_a_line() -> None:
 
 
 def test_a_service_that_lacks_something(service: Service) -> None:
+    service.wait_until_well()
     with http_client(None, None, 5.0) as http:
         (found,) = looking.service(http, service.url, time.time)
     assert "asks for an API key" in found.said and "--api-key" in found.todo
