@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from outrider.worker.followers import StartFollowers
 
 
+REACHING_SECONDS = 5.0  # that a busy verifier may take until it is said that it is not reached
 PAUSE_SECONDS = 0.05  # between two messages to a router: what comes meanwhile goes in one
 
 
@@ -236,7 +237,7 @@ class DrafterService:
 
     async def _reach(self, peer: RouterPeer, address: str) -> str:
         """Tells the router whether a verifier is reached; returns the same."""
-        why = await why_unreachable(address, self._tls)
+        why = await why_unreachable(address, self._tls, REACHING_SECONDS)
         peer.reached = why and f"the drafter does not reach the verifier at {address}: {why}"
         peer.wake.set()
         return why and f"no draft of it reaches the verifier at {address}: {why}"

@@ -17,6 +17,7 @@ from outrider.grammar import MAX_GRAMMAR_BYTES, WHITE_SPACE
 FUNCTION, PARAMETER, PARAMETER_END, FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
 LINE_END, END = json.dumps("\n"), json.dumps(f"\n{PARAMETER_END}")
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+MOST_PARTS = 64  # of a reference: what points deeper is not found
 MOST_LOOKED_AT = 16  # of them, and of values, to find out if a parameter is a text
 OF_A_TEXT = ("type", "enum", "const", "minLength", "maxLength", "properties", "items", "anyOf", "oneOf")
 NAME = re.compile(r"[^\s>]([^\n>]*[^\s>])?")  # of a parameter, as it is read from a tag
@@ -68,8 +69,8 @@ def _says_text(schema: Mapping[str, Any]) -> bool | None:
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the schema that another one only names."""
     if isinstance(schema, Mapping) and isinstance(name := schema.get("$ref"), str):
-        schema = root
-        for part in filter(None, name.removeprefix("#").split("/")):
+        schema = root if name.startswith("#") else None
+        for part in name.split("/", MOST_PARTS)[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
             schema = schema.get(key) if isinstance(schema, Mapping) else None
     return schema if isinstance(schema, Mapping) else {}

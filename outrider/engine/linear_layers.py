@@ -121,6 +121,8 @@ class Int8:
 
 def has_nibbles(model: Any) -> bool:
     """Returns whether a model's weights but for the head's have 4 bits already: then int4 rounds none."""
+    if any(packed.is_experts(module) for module in model.modules()):  # whose weights are not looked at
+        return False
     head = model.get_output_embeddings()
     layers = [module for module in model.modules() if type(module) is nn.Linear and module is not head]
     return bool(layers) and all(are_nibbles(layer.weight) for layer in layers)

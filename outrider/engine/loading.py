@@ -132,7 +132,7 @@ def load_engine(
         if quantization is not None:
             raise StartupError(f"--quantization is of no use with {checkpoint}, which {quantized} quantised")
         chosen, info = replace(chosen, linears="ordinary"), replace(info, quantization=quantized)
-    if auto and parts is None and _suits_int4(model):
+    elif auto and parts is None and ranks is None and _suits_int4(model):
         chosen = replace(chosen, linears=Int4.name)
     vocabulary = read(checkpoint.folder, info.vocab_size) if drafts and ranks is None else None
     if reading is not None:

@@ -145,7 +145,7 @@ def pack(model: Any, kind: type[PackedLinear] = PackedLinear, bare: Set[nn.Modul
     The memory of the original weights is freed as it goes."""
     pack_linears(model, kind, bare, lambda child: placeless(child) or shortened(child))
     for module in list(model.modules()):
-        if _is_experts(module):
+        if is_experts(module):
             _pack_experts(module, kind)
     if any(hasattr(module, "packed_up") for module in model.modules()):
         model.set_experts_implementation(EXPERTS_NAME)
@@ -250,8 +250,9 @@ def _packed(module: Any, kind: type[PackedLinear]) -> PackedLinear | None:
     return None
 
 
-def _is_experts(module: nn.Module) -> bool:
-    """Experts in transformers' fused form: [E, out, in] parameters (or [E, in, out] where is_transposed)."""
+def is_experts(module: nn.Module) -> bool:
+    """Returns whether it is experts in transformers' fused form: [E, out, in] parameters (or [E, in, out]
+    where is_transposed)."""
     return hasattr(module, "_is_expert_parallel") and isinstance(
         getattr(module, "down_proj", None), nn.Parameter
     )

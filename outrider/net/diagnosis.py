@@ -18,13 +18,14 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  #
 ALERT = b"\x15\x03"  # the beginning of what a TLS server answers to anything else
 
 
-async def why_unreachable(address: str, tls: Credentials | None) -> str:
-    """Returns a sentence that says why no gRPC connection to host:port comes about, or "" if one does."""
+async def why_unreachable(address: str, tls: Credentials | None, seconds: float = SECONDS) -> str:
+    """Returns a sentence that says why no gRPC connection to host:port comes about, or "" if one does.
+    `seconds`: as SECONDS."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     context = None if tls is None else tls.client_context()
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             reader, writer = await asyncio.open_connection(
                 host, int(port), ssl=context, server_hostname=host if context else None
             )
@@ -45,7 +46,7 @@ async def why_unreachable(address: str, tls: Credentials | None) -> str:
     except (OSError, ValueError, OverflowError) as error:  # the last: a port of 65536
         return f"{address} cannot be reached: {getattr(error, 'strerror', None) or error}"
     try:
-        return await _first_words(reader, writer, address, tls is not None)
+        return await _first_words(reader, writer, address, tls is not None, seconds)
     finally:
         writer.close()
         with suppress(OSError, TimeoutError):
@@ -54,12 +55,16 @@ async def why_unreachable(address: str, tls: Credentials | None) -> str:
 
 
 async def _first_words(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str, encrypted: bool
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    address: str,
+    encrypted: bool,
+    seconds: float,
 ) -> str:
     """Returns what is wrong with a connection that stands. A server of gRPC speaks first."""
     writer.write(PREFACE)
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(seconds):
             said = await reader.read(64)
     except TimeoutError:
         return f"{address} takes connections and says nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -147,6 +148,18 @@ def test_a_reference_is_followed_wherever_it_points() -> None:
     known = {"p": inner, "a": {"$ref": "#/properties/p/properties/x"}, "b": {"$ref": "#/$defs/x~1y"}}
     schema = {"properties": known, "$defs": {"x/y": {"type": "integer"}}}
     assert xml_calls.json_parameters(schema) == ("p", "a", "b")
+
+
+def test_a_long_reference_takes_no_more_memory_than_it_has() -> None:
+    long = "#" + "/p" * 200_000
+    schema = {"properties": {"p": {"$ref": long}}, "required": ["p"]}
+    tracemalloc.start()
+    try:
+        assert not xml_calls.json_parameters(schema)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(long)
 
 
 def test_what_must_be_there_is_there_though_nothing_else_is_said_of_it() -> None:
