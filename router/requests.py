@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, Protocol
 
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
 from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
@@ -134,9 +135,9 @@ class SessionRunner(Protocol):
         iterates the session hears Superseded. Raises what `recall` and `run` raise."""
         ...
 
-    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
-        """Until it is cancelled, these sessions can be resumed, also those that are over: an answer is
-        resumed with all of its sessions."""
+    def keep(self, session_ids: Sequence[SessionId]) -> AbstractContextManager[None]:
+        """Meanwhile these sessions can be resumed, also those that are over: an answer is resumed with all of
+        its sessions."""
         ...
 
     async def cancel(self, session_id: SessionId) -> None:

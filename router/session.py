@@ -21,10 +21,11 @@ from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.verifier_sessions import Committed
 from router import losses, numerics
 from router.fleet import Fleet
+from router.held_logs import TakenSession
 from router.rebalance import Unbegun
 from router.requests import SessionEnded, TokensCommitted
 from router.session_draft import SessionDraft
-from router.session_log_writer import SessionLogWriter, TakenSession
+from router.session_log_writer import SessionLogWriter
 from router.session_state import TRANSITIONS, Event, State
 from router.standings import LEAST_PATIENCE_SECONDS, Waited
 from router.transcript import Transcript

@@ -4,6 +4,9 @@ No session waits for it: it only says that it has news. One task writes the news
 what comes while it writes, or while the store is away, is in the sessions' own transcripts and goes with the
 next writing. A client alone waits, before its first event, until its request is written; 2 s at most.
 
+A store may lose what it had. The next append to a log tells, and the log is written again. Of an answer with
+several sessions those that are over have no next append: while it goes on the store is asked for their logs.
+
 If a writing fails and the store takes a probe all the same, it is the writing's fault: its halves are written
 one after the other, so that the others go on. What fails alone is given up after a few tries.
 """
@@ -12,11 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import NoReturn
 
@@ -24,55 +26,27 @@ from outrider.errors import OutriderError, Unavailable, unknown_session
 from outrider.store.logs import SESSION_TTL_SECONDS, Append, Claim, Owner, SessionLogs
 from outrider.wire.session import SessionId
 from outrider.wire.session_log import UNLOGGED_RECORD, is_end
+from router.held_logs import ClosedLogs, KeptLogs, LogCursor, TakenSession
 from router.metrics import Metrics
 from router.transcript import Transcript
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 64 * 2**20  # of sessions that are over and not written yet
+MAX_CLOSED_BYTES = 64 * 2**20  # of sessions that are over and held here
 MAX_WRITE_BYTES = 2**20  # in one writing, about: what a long absence left goes in several
 MAX_WRITE_RECORDS = 1024  # of one session in one writing
+APPEND_BYTES = 256  # in one writing, beside its records
 MAX_LOSSES = 16  # a log that the store loses more often than this is not written again
 MAX_REFUSALS = 5  # in a row, of the same records: a log that the store does not take is not written again
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
 SHORT_BYTES = 4096  # a log that is decoded in less time than it is handed to a thread
 GATHERED_SECONDS = 0.02  # in which what comes is written together, but for what somebody waits for
-RENEWALS = 10  # in the time that a log lives
+ASKED = 10  # times in the life of a log, about one that is kept
 BEGUN_SECONDS = 2.0  # that a slow store may hold back what a client hears first; then it counts as away
 
 
-@dataclass(slots=True, eq=False)
-class LogCursor:
-    """Says how much of one session the store has."""
-
-    transcript: Transcript
-    owner: Owner
-    on_superseded: Callable[[], None]
-    written: int = 0  # records that the store has, as far as is known
-    begun: asyncio.Event = field(default_factory=asyncio.Event)  # set once it was written to, or cannot be
-    losses: int = 0  # how often it turned out to have lost some
-    refusals: int = 0  # how often in a row it did not take what comes next, though it took a probe
-    closed: bool = False  # no more comes
-    given_up: bool = False
-    session_id: SessionId = field(init=False)
-
-    def __post_init__(self) -> None:
-        session_id = self.transcript.request.session_id
-        assert session_id is not None, "a session is named when it is admitted"
-        self.session_id = session_id
-
-
 Writing = tuple[LogCursor, Append]
-
-
-@dataclass(frozen=True, slots=True)
-class TakenSession:
-    """A log that this router owns now."""
-
-    transcript: Transcript
-    owner: Owner
-    written: int  # in records
 
 
 class SessionLogWriter:
@@ -84,20 +58,20 @@ class SessionLogWriter:
         name: str,
         metrics: Metrics,
         ttl_seconds: float = SESSION_TTL_SECONDS,
-        max_pending_bytes: int = MAX_PENDING_BYTES,
+        max_closed_bytes: int = MAX_CLOSED_BYTES,
         decoding: Executor | None = None,
     ) -> None:
         """`name` is that of this router's incarnation. `decoding`: where long logs are decoded."""
         self._logs = logs
         self._name = name
         self._metrics = metrics
-        self._ttl_seconds = ttl_seconds
-        self._max_pending_bytes = max_pending_bytes
+        self._asked_seconds = ttl_seconds / ASKED
+        self._ttl_seconds = ttl_seconds + self._asked_seconds  # from when it was asked about last, too
         self._decoding = decoding
-        self._dirty: dict[SessionId, LogCursor] = {}  # with something that is not written
-        # Of these, the ones that are over, by the owners of their keys; an owner's oldest first.
-        self._pending: dict[str, dict[SessionId, LogCursor]] = {}
-        self._pending_bytes = Counter[str]()
+        self._dirty: dict[SessionId, LogCursor] = {}  # not all written, or to be asked about
+        self._kept = KeptLogs()
+        self._closed = ClosedLogs(max_closed_bytes)  # those of both that are over
+        self._ask_at = 0.0  # about those that are kept, on the event loop's clock
         self._news = asyncio.Event()
         self._wanted = asyncio.Event()  # set while somebody waits for what is dirty
         self._written = asyncio.Event()  # set while nothing is dirty
@@ -114,34 +88,64 @@ class SessionLogWriter:
         return self._open(LogCursor(taken.transcript, taken.owner, on_superseded, taken.written))
 
     def _open(self, cursor: LogCursor) -> LogCursor:
-        self._forget(cursor.session_id)
+        for former in (self._dirty.get(cursor.session_id), self._kept.get(cursor.session_id)):
+            if former is not None:
+                self._forget(former)
+        self._kept.hold(cursor)
         self.note(cursor)
         self._wanted.set()
         return cursor
+
+    def _held(self, session_id: SessionId) -> LogCursor | None:
+        return self._dirty.get(session_id) or self._kept.get(session_id)
 
     def note(self, cursor: LogCursor) -> None:
         """Notes that the transcript has grown."""
         if cursor.given_up or self._dirty.get(cursor.session_id) is cursor:
             return
-        if cursor.written < cursor.transcript.length:
+        if not cursor.is_written:
             self._dirty[cursor.session_id] = cursor
             self._news.set()
             self._written.clear()
 
     def close(self, cursor: LogCursor) -> None:
-        """Notes that no more comes. What is not written yet waits, and may be dropped if the store is long
+        """Notes that no more comes. What the store may not have yet waits, and may be dropped if it is long
         away: of the owner who has most, the oldest first."""
         cursor.closed = True
-        if self._dirty.get(cursor.session_id) is not cursor:
-            return
-        self._wanted.set()  # who had it may ask for it elsewhere
-        owner = cursor.transcript.request.owner
-        self._pending.setdefault(owner, {})[cursor.session_id] = cursor
-        self._pending_bytes[owner] += cursor.transcript.size_bytes
-        while self._pending_bytes.total() > self._max_pending_bytes:
-            most = max(self._pending_bytes, key=self._pending_bytes.__getitem__)
-            self._forget(next(iter(self._pending[most])))
-            self._metrics.session_log_dropped()
+        if cursor.transcript.end is None:
+            self._ask(cursor)
+        if self._held(cursor.session_id) is cursor:
+            self._wanted.set()  # who had it may ask for it elsewhere
+            self._retain(cursor)
+
+    def _retain(self, cursor: LogCursor) -> None:
+        for gone in self._closed.add(cursor):
+            if self._dirty.get(gone.session_id) is gone:
+                self._metrics.session_log_dropped()
+            self._forget(gone)
+
+    def _ask(self, cursor: LogCursor) -> None:
+        """The store may have lost it: it is held here until the store says that it has not."""
+        cursor.unsure = True
+        self.note(cursor)
+
+    @contextmanager
+    def keep(self, session_ids: Sequence[SessionId]) -> Iterator[None]:
+        """Meanwhile those of these sessions that are over stay here as well, and the store has them again if
+        it loses them."""
+        self._kept.keep(session_ids)
+        try:
+            yield
+        finally:
+            for cursor in self._kept.release(session_ids):
+                self._ask(cursor)
+
+    def _ask_of_kept(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._ask_at:
+            self._ask_at = now + self._asked_seconds
+            for cursor in self._kept:
+                self._ask(cursor)
 
     async def begun(self, session_id: SessionId) -> None:
         """Waits until the log has the session's request, so that another router can go on with it: for at
@@ -156,21 +160,13 @@ class SessionLogWriter:
     async def read(self, session_id: SessionId) -> Transcript:
         """Returns the session as its log begins: the steps may be missing. Raises UnknownSession or
         Unavailable."""
-        cursor = self._dirty.get(session_id)
+        cursor = self._held(session_id)
         if cursor is not None:
             return cursor.transcript
         first = await self._logs.read(session_id)
         if first is None:
             raise self._missing()
         return await self._decoded(session_id, first)
-
-    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
-        """Until it is cancelled, the logs of these sessions live on, also of those that are over."""
-        period = self._ttl_seconds / RENEWALS
-        while True:
-            await asyncio.sleep(period)
-            with suppress(Unavailable):
-                await self._logs.renew(session_ids, self._ttl_seconds + period)
 
     async def cancel(self, session_id: SessionId) -> None:
         """Notes it for the router that has the session."""
@@ -185,7 +181,7 @@ class SessionLogWriter:
 
     async def ended(self, session_id: SessionId) -> bool:
         """Returns whether the session's log says that it is over."""
-        cursor = self._dirty.get(session_id)
+        cursor = self._held(session_id)
         if cursor is not None:
             return cursor.transcript.end is not None
         with suppress(Unavailable):
@@ -204,18 +200,26 @@ class SessionLogWriter:
         return await asyncio.shield(taking)
 
     async def _take(self, session_id: SessionId) -> TakenSession:
-        cursor = self._dirty.get(session_id)
+        cursor = self._held(session_id)
         try:
+            if cursor is not None:
+                self._ask(cursor)
+                if self.degraded:
+                    raise Unavailable(self.degraded)
             while cursor is not None and self._dirty.get(session_id) is cursor:
                 await self._write(self._one_writing(deque((cursor,))))
             taken = await self._logs.take(session_id, self._name, self._ttl_seconds)
         except Unavailable:
-            if cursor is None or self._dirty.get(session_id) is not cursor:
+            if cursor is None or self._held(session_id) is not cursor:
                 raise
-            return TakenSession(cursor.transcript, cursor.owner, cursor.written)  # over, and still all here
+            return TakenSession(cursor.transcript, cursor.owner, 0)  # over, and still all here
         if taken is None:
             raise self._missing()
-        return TakenSession(await self._decoded(session_id, taken.content), taken.owner, taken.length)
+        transcript = await self._decoded(session_id, taken.content)
+        cursor = LogCursor(transcript, taken.owner, written=taken.length, closed=True)
+        if self._kept.hold(cursor):
+            self._retain(cursor)
+        return TakenSession(transcript, taken.owner, taken.length)
 
     async def _decoded(self, session_id: SessionId, content: bytes) -> Transcript:
         if len(content) <= SHORT_BYTES:
@@ -226,12 +230,10 @@ class SessionLogWriter:
     def _missing(self) -> OutriderError:
         """Returns why there is no such log: while nothing can be written, another router may have it in its
         memory alone."""
-        if self.degraded:
-            return Unavailable(
-                "the store takes no logs at the moment, and has none of this session: ask the router where "
-                "it runs, or this one later"
-            )
-        return unknown_session()
+        if not self.degraded:
+            return unknown_session()
+        here = "ask the router where it runs, or this one later"
+        return Unavailable(f"the store takes no logs at the moment, and has none of this session: {here}")
 
     async def run(self) -> NoReturn:
         """Writes until it is cancelled. Raises StartupError if the store is there but refuses."""
@@ -240,6 +242,7 @@ class SessionLogWriter:
             try:
                 if idle or self.degraded:
                     await self._probe()
+                self._ask_of_kept()
                 await self._write_all()
             except Unavailable as error:
                 self._note_away(error)
@@ -256,9 +259,10 @@ class SessionLogWriter:
                 await self._wanted.wait()
 
     async def _wait(self) -> bool:
-        """Waits for news. Returns True if there were none for PROBE_SECONDS."""
+        """Waits for news. Returns True if there were none for PROBE_SECONDS, or until kept logs are due."""
+        seconds = min(PROBE_SECONDS, self._asked_seconds) if self._kept else PROBE_SECONDS
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._news.wait()
         except TimeoutError:
             return True
@@ -297,9 +301,8 @@ class SessionLogWriter:
                 continue  # it has been written meanwhile, or is dropped
             records = list(islice(cursor.transcript.records(cursor.written), MAX_WRITE_RECORDS))
             tenant = cursor.transcript.request.owner
-            append = Append(cursor.session_id, cursor.owner, cursor.written, records, tenant)
-            appends.append((cursor, append))
-            room -= sum(map(len, records))
+            appends.append((cursor, Append(cursor.session_id, cursor.owner, cursor.written, records, tenant)))
+            room -= APPEND_BYTES + sum(map(len, records))
         return appends
 
     async def _write_what_it_takes(self, appends: Sequence[Writing]) -> int:
@@ -328,8 +331,7 @@ class SessionLogWriter:
         log.warning(
             "the store does not take the log of session %s, which goes on without", cursor.session_id.hex()
         )
-        if self._dirty.get(cursor.session_id) is cursor:
-            self._forget(cursor.session_id)
+        self._forget(cursor)
         if not cursor.written:
             kept_out = Append(cursor.session_id, cursor.owner, 0, (UNLOGGED_RECORD,))
             await self._logs.append((kept_out,), self._ttl_seconds)
@@ -351,30 +353,33 @@ class SessionLogWriter:
                 log.info("session %s goes on at another router", cursor.session_id.hex())
                 cursor.on_superseded()
         else:
-            cursor.written = length
+            cursor.written, cursor.unsure = length, False
             if length < append.base or len(append.records) == MAX_WRITE_RECORDS:
                 self._wanted.set()  # there is more to write than what comes now
             if length < append.base:
+                self._ask_at = 0.0  # it may have lost others, too
                 cursor.losses += 1
                 cursor.given_up = cursor.losses > MAX_LOSSES
                 if cursor.given_up:
                     self._metrics.session_log_dropped()
-        if self._dirty.get(cursor.session_id) is not cursor:
-            return
-        if cursor.given_up or cursor.written >= cursor.transcript.length:
-            self._forget(cursor.session_id)
-        else:
+        if cursor.given_up:
+            self._forget(cursor)
+        elif cursor.is_written:
+            self._settle(cursor)
+        elif self._dirty.get(cursor.session_id) is cursor:
             self._dirty[cursor.session_id] = self._dirty.pop(cursor.session_id)  # the others first
 
-    def _forget(self, session_id: SessionId) -> None:
-        """Drops what is not written of a session: it never will be."""
-        cursor = self._dirty.pop(session_id, None)
-        owner = "" if cursor is None else cursor.transcript.request.owner
-        over = self._pending.get(owner, {}).pop(session_id, None)
-        if over is not None:
-            self._pending_bytes[owner] -= over.transcript.size_bytes
-            if not self._pending[owner]:
-                del self._pending[owner], self._pending_bytes[owner]
+    def _forget(self, cursor: LogCursor) -> None:
+        """Drops what is not written of a session, and keeps it no longer."""
+        self._kept.drop(cursor)
+        self._settle(cursor)
+
+    def _settle(self, cursor: LogCursor) -> None:
+        """Nothing more of it is to be written now."""
+        if self._dirty.get(cursor.session_id) is cursor:
+            del self._dirty[cursor.session_id]
+        if self._kept.get(cursor.session_id) is not cursor:
+            self._closed.drop(cursor)
         if not self._dirty:
             self._written.set()
 
@@ -382,6 +387,7 @@ class SessionLogWriter:
         if not self.degraded:
             log.warning("%s; sessions go on, but cannot be resumed elsewhere until it is back", error.message)
             self.degraded = "the store is away: sessions cannot be resumed by another router"
+            self._ask_at = 0.0  # it may come back empty
             self._metrics.store_degraded(True)
             for cursor in self._dirty.values():
                 cursor.begun.set()

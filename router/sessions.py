@@ -7,11 +7,10 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import NoReturn
 
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
 from outrider.telemetry.spans import Tracer, current_trace
@@ -19,6 +18,7 @@ from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router import losses
 from router.admission import NOBODY, Lasting, Refusal, refused, retry_after, share_ahead
 from router.fleet import Fleet
+from router.held_logs import TakenSession
 from router.placement import VerifierCandidate
 from router.prompt_record import PromptRecord
 from router.rebalance import has_room, sessions_to_move
@@ -33,7 +33,7 @@ from router.requests import (
 from router.session import Session
 from router.session_draft import SessionDraft
 from router.session_events import SessionEvents
-from router.session_log_writer import SessionLogWriter, TakenSession
+from router.session_log_writer import SessionLogWriter
 from router.session_span import SessionSpan
 from router.speculation import PairAcceptance, Pairs
 from router.transcript import Transcript
@@ -261,8 +261,8 @@ class Sessions:
             return self._num_speculative_tokens
         return min(request.num_speculative_tokens, self._num_speculative_tokens)
 
-    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
-        await self._log_writer.keep(session_ids)
+    def keep(self, session_ids: Sequence[SessionId]) -> AbstractContextManager[None]:
+        return self._log_writer.keep(session_ids)
 
     async def cancel(self, session_id: SessionId) -> None:
         session = self._open.get(session_id)

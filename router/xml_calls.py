@@ -20,7 +20,9 @@ ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 MOST_PARTS = 64  # of a reference: what points deeper is not found
 MOST_LOOKED_AT = 16  # of them, and of values, to find out if a parameter is a text
 OF_A_TEXT = ("type", "enum", "const", "minLength", "maxLength", "properties", "items", "anyOf", "oneOf")
-NAME = re.compile(r"[^\s>]([^\n>]*[^\s>])?")  # of a parameter, as it is read from a tag
+NAME = re.compile(r"[^\s>]([^\n>]{,998}[^\s>])?")  # of a parameter, as it is read from a tag
+REFERENCE = re.compile(r'("\$ref": ")#')
+ELSEWHERE = re.compile(r'"\$ref": "#(?!/(\$defs|definitions)/)')
 BLANKS = {"x-guidance": {"whitespace_pattern": WHITE_SPACE}}
 OF_TEXT = r"/(.|\n){%s,%s}\n<\/parameter>/ & ~/(.|\n)*<\/parameter>(.|\n)+/"  # with its end, which comes once
 
@@ -115,12 +117,14 @@ def function(index: int, name: str, schema: Mapping[str, Any]) -> list[str]:
                 _refuse(name, parameter, "its name cannot stand in a tag")
             continue
         rule = f"parameter_{index}_{number}"
+        value = _value(f"{rule}_value", one, schema)
+        if not value:
+            if parameter in required:
+                _refuse(name, parameter, f"none of its values can stand before {PARAMETER_END}")
+            continue
         parts.append(rule if parameter in required else f"{rule}?")
         lines.append(f"{rule}: {json.dumps(f'{PARAMETER}{parameter}>{chr(10)}')} {rule}_value {LINE_END}")
-        value = _value(f"{rule}_value", one, schema)
-        lines.append(
-            value or _refuse(name, parameter, f"none of its values can stand before {PARAMETER_END}")
-        )
+        lines.append(value)
         length += len(lines[-2]) + len(lines[-1])
     head = json.dumps(f"{FUNCTION}{name}>\n")
     return [f"call_{index}: {head} {' '.join(parts)} {json.dumps(FUNCTION_END)}", *lines]
@@ -134,11 +138,11 @@ def _refuse(function: str, parameter: str, why: str) -> NoReturn:
 
 def _value(rule: str, schema: object, root: Mapping[str, Any]) -> str:
     """Returns the rules of a value with its end; none if there is no such value."""
+    if schema is False:
+        return ""
     texts = list(_texts(schema, root))
     if not texts:
-        named = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        told = {**BLANKS, **named, **_resolved(schema, root)}
-        return f"{rule}: {rule}_json {END}\n{rule}_json: %json {json.dumps(told)}"
+        return f"{rule}: {rule}_json {END}\n{rule}_json: %json {_json(_resolved(schema, root), root)}"
     # What is there twice stands here twice: all that takes time makes a grammar longer, which has a limit.
     options, lengths, seen = list[str](), dict[tuple[object, object], None](), dict[int, object]()
     for own in texts:
@@ -156,5 +160,15 @@ def _value(rule: str, schema: object, root: Mapping[str, Any]) -> str:
     return "\n".join([f"{rule}: {' | '.join(ways)}", *lines]) if ways else ""
 
 
+def _json(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """Returns a schema that stands by itself, with what it refers to in the one that it stood in."""
+    named = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    told = json.dumps({**BLANKS, **named, **schema})
+    if not ELSEWHERE.search(told):
+        return told
+    return REFERENCE.sub(r"\1#/$defs/all", json.dumps({**BLANKS, **schema, "$defs": {"all": root}}))
+
+
 def _length(told: object, otherwise: object) -> object:
-    return told if type(told) is int and told >= 0 else otherwise
+    whole = type(told) is int or (type(told) is float and told.is_integer())
+    return int(told) if whole and told >= 0 else otherwise  # type: ignore[call-overload, operator]

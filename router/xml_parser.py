@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from router.tool_formats import ToolFormat, beginning
 from router.tool_parser import MAX_HELD, CallParser
 from router.xml_calls import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+
+# Of a value: what a string may begin, go on or end with, and where the value ends if that is in none.
+SIGN = re.compile(rf'\\.|["\n]|{PARAMETER_END}')
 
 
 class XmlCallParser(CallParser):
@@ -26,6 +30,7 @@ class XmlCallParser(CallParser):
         self._json_parameters = json_parameters
         self._function = ""
         self._between = ""  # what stands before the next parameter
+        self._quoted = False  # whether a value is read up to within a string
 
     def _opened(self) -> bool:
         start = self._behind_blanks(self._at)
@@ -49,7 +54,7 @@ class XmlCallParser(CallParser):
             is_text = name not in self._json_parameters.get(self._function, ())
             key = json.dumps(name, ensure_ascii=False)
             self._argue(f"{self._between}{key}: {chr(34) * is_text}")
-            self._held, self._between, self._at = self._held[end:], ", ", 0
+            self._held, self._between, self._at, self._quoted = self._held[end:], ", ", 0, False
             self._read = self._text_begins if is_text else self._value
             return True
         rest = self._held
@@ -79,13 +84,19 @@ class XmlCallParser(CallParser):
         return False
 
     def _value(self) -> bool:
-        end = self._held.find(PARAMETER_END, self._at)
-        if end < 0:
-            self._at = max(0, len(self._held) - len(PARAMETER_END))
-            return False
-        self._argue(_as_json(self._held[:end].strip()))
-        self._held, self._read = self._held[end + len(PARAMETER_END) :], self._parameters
-        return True
+        held = self._held
+        while found := SIGN.search(held, self._at):
+            sign, self._at = found[0], found.end()
+            if sign == PARAMETER_END and not self._quoted:
+                self._argue(_as_json(held[: found.start()].strip()))
+                self._held, self._read = held[self._at :], self._parameters
+                return True
+            if sign in ('"', "\n"):  # a string has no bare line break
+                self._quoted = sign == '"' and not self._quoted
+            elif sign != PARAMETER_END and not self._quoted:
+                self._at = found.start() + 1
+        self._at = max(self._at, len(held) - max(beginning(held, PARAMETER_END), held.endswith("\\")))
+        return False
 
     def _tag(self, begin: str, start: int) -> tuple[str, int] | None:
         """Returns the name in a tag, and where it ends."""

@@ -34,12 +34,12 @@ class Owner:
 
 class Append(NamedTuple):
     """Records for the end of one log. Records that the log has already are skipped: an answer may have
-    been lost."""
+    been lost. Without records it asks whether the log is as long as that."""
 
     session_id: SessionId
     owner: Owner
     base: int  # records before these; with 0 a log begins
-    records: Sequence[bytes]  # at least one
+    records: Sequence[bytes]  # at least one where a log begins
     tenant: str = ""  # whose log it is if it begins: name of the API key; empty = keys are not asked for
 
 
@@ -76,10 +76,6 @@ class SessionLogs(Protocol):
     async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
         """Makes `name` the owner of the log, as the next generation. Returns the whole log, or None if
         there is none."""
-        ...
-
-    async def renew(self, session_ids: Sequence[SessionId], ttl_seconds: float) -> None:
-        """The logs that there are of these sessions live `ttl_seconds` from now on, whosever they are."""
         ...
 
     async def read(self, session_id: SessionId) -> bytes | None:

@@ -82,12 +82,6 @@ class MemorySessionLogs:
         self._keep(session_id, log, self._clock() + ttl_seconds)
         return Taken(log.owner, log.length, bytes(log.content))
 
-    async def renew(self, session_ids: Sequence[SessionId], ttl_seconds: float) -> None:
-        expires = self._clock() + ttl_seconds
-        for session_id in session_ids:
-            if (log := self._live(session_id)) is not None:
-                self._renew(session_id, log, 0, expires)
-
     async def read(self, session_id: SessionId) -> bytes | None:
         log = self._live(session_id)
         return None if log is None else log.first

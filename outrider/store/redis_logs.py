@@ -170,8 +170,6 @@ for i, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do records[i] = 
 return {generation, #records, table.concat(records)}
 """
 # As a script: what answers other commands in time may still not answer scripts, by which logs are written.
-# What the books say of their time is put right when it is over.
-RENEW = "for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ARGV[1]) end"
 PROBED = "return redis.call('SET', KEYS[1], '', 'PX', ARGV[1])"
 CANCEL = "if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'cancelled', 1) end"
 
@@ -183,8 +181,8 @@ class RedisSessionLogs:
         self._redis = redis
         self._max_bytes = max_bytes
         self._asked = asked
-        scripts = map(redis.register_script, (APPEND, TAKE, RENEW, CANCEL, MAKE_ROOM, PROBED))
-        self._append, self._take, self._renew, self._cancel, self._make_room, self._probe = scripts
+        scripts = map(redis.register_script, (APPEND, TAKE, CANCEL, MAKE_ROOM, PROBED))
+        self._append, self._take, self._cancel, self._make_room, self._probe = scripts
 
     async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
         if not appends:
@@ -211,10 +209,6 @@ class RedisSessionLogs:
     async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
         asked = self._take(keys=_keys(session_id), args=[name, _milliseconds(ttl_seconds)])
         return await self._asked(read(asked, partial(_taken, name)))
-
-    async def renew(self, session_ids: Sequence[SessionId], ttl_seconds: float) -> None:
-        keys = [key for session_id in session_ids for key in _keys(session_id)]
-        await self._asked(self._renew(keys=keys, args=[_milliseconds(ttl_seconds)]))
 
     async def read(self, session_id: SessionId) -> bytes | None:
         stream, _ = _keys(session_id)

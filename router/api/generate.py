@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
-from typing import Any, NoReturn
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
 
 from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.logprobs import PromptLogprobs
@@ -20,7 +19,7 @@ from router.api.validation import Generation
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded
 
-Keep = Callable[[Sequence[SessionId]], Coroutine[Any, Any, NoReturn]]  # SessionRunner's
+Keep = Callable[[Sequence[SessionId]], AbstractContextManager[None]]  # SessionRunner's
 
 
 async def generate(
@@ -166,7 +165,7 @@ async def generate_all(
 ) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
     """All sessions of a request side by side: (index of the session, item). Closing it closes them all.
 
-    `start` gives the events of a session; `keep` is called where there are several: the one that is over
+    `start` gives the events of a session; `keep` is entered where there are several: the one that is over
     first must still be known when the others' client resumes. `after` as for `generate`, of each.
     `retelling`: their place, which they leave when all have come to there. Nothing comes before all have
     begun, which the first item says: one id is told for all. The first error of any session ends all of them
@@ -175,27 +174,29 @@ async def generate_all(
     if (request := asked()) is not None:
         request.asks(generation)
     if len(generation.sessions) > 1:
-        items = _side_by_side(start, keep, generation, metrics, after, retelling)
+        items = _side_by_side(start, generation, metrics, after, retelling)
+        ids = [session.session_id for session in generation.sessions if session.session_id is not None]
+        keeping = keep(ids)
     else:
-        (session,) = generation.sessions
+        (session,), keeping = generation.sessions, nullcontext()
         has = None if after is None else after[0]
         items = generate(start(session), generation, session, metrics, has, retelling)
-    async with aclosing(items):
-        async for each in items:
-            _, item = each
-            if isinstance(item, SessionBegun):
-                if retelling is not None and len(generation.sessions) == 1:
-                    _leave(retelling, [item.over])
-            elif isinstance(item, Result) and item.cut is not None and not told:
-                raise item.cut
-            else:
-                told = True
-            yield each
+    with keeping:
+        async with aclosing(items):
+            async for each in items:
+                _, item = each
+                if isinstance(item, SessionBegun):
+                    if retelling is not None and len(generation.sessions) == 1:
+                        _leave(retelling, [item.over])
+                elif isinstance(item, Result) and item.cut is not None and not told:
+                    raise item.cut
+                else:
+                    told = True
+                yield each
 
 
 async def _side_by_side(
     start: Callable[[GenerationRequest], Events],
-    keep: Keep,
     generation: Generation,
     metrics: Metrics,
     after: Sequence[int] | None,
@@ -222,8 +223,7 @@ async def _side_by_side(
         except Exception as error:
             await items.put((index, error))
 
-    ids = [session.session_id for session in generation.sessions if session.session_id is not None]
-    tasks: list[asyncio.Task[None]] = [asyncio.create_task(keep(ids))]
+    tasks: list[asyncio.Task[None]] = []
     try:
         for index, session in enumerate(generation.sessions):
             tasks.append(asyncio.create_task(pump(index, session)))

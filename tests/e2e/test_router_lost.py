@@ -202,3 +202,54 @@ async def test_a_stream_goes_to_the_other_router_and_back_while_both_live(
         assert any(stream.broke is grpc.StatusCode.ABORTED for stream in streams)
         await resume_all(one, streams)  # and back
         check(streams, alone)
+
+
+@dataclass
+class Both:
+    """What a client has of two answers to a prompt."""
+
+    id: str = ""
+    texts: list[str] = field(default_factory=lambda: ["", ""])
+    tokens: list[int] = field(default_factory=lambda: [0, 0])
+    reasons: dict[int, int] = field(default_factory=dict)
+
+    async def read(self, call: Any, enough: Callable[[], bool] = lambda: False) -> None:
+        async for response in call:
+            if response.HasField("started"):
+                self.id = response.started.id
+            elif response.HasField("delta"):
+                self.texts[response.delta.index] += response.delta.text
+                self.tokens[response.delta.index] += len(response.delta.token_ids)
+            else:
+                self.reasons[response.completed.index] = response.completed.finish_reason
+            if enough():
+                return
+
+
+async def test_of_two_answers_one_may_be_over_before_redis_loses_its_memory(service: Service) -> None:
+    """Nothing more is written of that one, and yet both are resumed together."""
+    request = asked(Case(cases(1)[0].prompt, SAMPLINGS[1]), MAX_TOKENS)
+    request.n, request.temperature = 2, 1.0
+    async with stubs(service) as (one, other):
+        whole = Both()
+        await whole.read(one.Generate(request))
+        ends = next(  # of the first answer alone
+            part
+            for start in range(20, len(whole.texts[0]))
+            if (part := whole.texts[0][start : start + 12]) not in whole.texts[1]
+            and whole.texts[0].index(part) == start
+        )
+        request.stop.append(ends)
+        expected = [whole.texts[0].partition(ends)[0], whole.texts[1]]
+        got = Both()
+        call = one.Generate(request)
+        await got.read(call, lambda: 0 in got.reasons and 1 not in got.reasons)
+        service.redis.kill()
+        service.redis.start()
+        had = got.tokens[1]
+        await got.read(call, lambda: got.tokens[1] >= had + ENOUGH)
+        assert 1 not in got.reasons, "the second answer goes on"
+        call.cancel()
+        again = Both(got.id, got.texts, got.tokens, got.reasons)
+        await again.read(other.Resume(generation_pb2.ResumeRequest(id=got.id, each_after=got.tokens)))
+        assert again.texts == expected and set(again.reasons) == {0, 1}

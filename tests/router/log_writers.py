@@ -11,9 +11,10 @@ from outrider.store.logs import Taken
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
 from outrider.wire.session import SessionId, new_session_id
+from router.held_logs import LogCursor
 from router.metrics import Metrics
 from router.requests import TokensCommitted
-from router.session_log_writer import LogCursor, SessionLogWriter
+from router.session_log_writer import SessionLogWriter
 from router.transcript import Transcript
 from tests.redis_server import RedisServer
 from tests.router.asking import request
@@ -33,8 +34,10 @@ def commit(transcript: Transcript) -> None:
 
 
 @asynccontextmanager
-async def writing(logs: Any, name: str = "router", **options: Any) -> AsyncIterator[SessionLogWriter]:
-    log_writer = SessionLogWriter(logs, name, Metrics(), TTL, **options)
+async def writing(
+    logs: Any, name: str = "router", ttl: float = TTL, **options: Any
+) -> AsyncIterator[SessionLogWriter]:
+    log_writer = SessionLogWriter(logs, name, Metrics(), ttl, **options)
     task = asyncio.create_task(log_writer.run())
     try:
         yield log_writer

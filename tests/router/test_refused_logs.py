@@ -10,7 +10,8 @@ from outrider.errors import Unavailable, UnknownSession
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.session import SessionId, new_session_id
 from router import session_log_writer as log_writer_module
-from router.session_log_writer import MAX_REFUSALS, LogCursor
+from router.held_logs import LogCursor
+from router.session_log_writer import MAX_REFUSALS
 from router.transcript import Transcript
 from tests.redis_server import RedisServer
 from tests.router.log_writers import commit, cursors, metric, store_of, taken, transcript, until, writing

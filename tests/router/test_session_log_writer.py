@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from outrider.errors import Unavailable, UnknownSession
-from outrider.store.logs import Append, Owner
+from outrider.store.logs import Append
 from outrider.store.memory_logs import MemorySessionLogs
-from outrider.wire.session import FinishReason, SessionId, new_session_id
+from outrider.wire.session import FinishReason, new_session_id
 from router import session_log_writer as log_writer_module
-from router.metrics import Metrics
-from router.session_log_writer import SessionLogWriter
 from router.transcript import Transcript
 from tests.redis_server import RedisServer
 from tests.router.log_writers import commit, cursors, metric, store_of, taken, transcript, until, writing
@@ -152,29 +150,6 @@ async def test_a_session_has_begun_once_its_request_is_written(monkeypatch: pyte
         await log_writer.begun(new_session_id())
 
 
-async def test_logs_that_are_kept_outlive_their_time_though_nothing_is_written() -> None:
-    renewed: list[tuple[list[SessionId], float]] = []
-
-    class Noting(MemorySessionLogs):
-        async def renew(self, session_ids: Sequence[SessionId], ttl_seconds: float) -> None:
-            renewed.append((list(session_ids), ttl_seconds))
-            if len(renewed) == 2:
-                raise Unavailable("the store is away")
-            await super().renew(session_ids, ttl_seconds)
-
-    now = 0.0
-    logs = Noting(clock=lambda: now)
-    log_writer = SessionLogWriter(logs, "router", Metrics(), ttl_seconds=0.2)
-    ids = [new_session_id() for _ in range(2)]
-    await logs.append([Append(one, Owner("router"), 0, [b"0"]) for one in ids], 0.2)
-    keeping = asyncio.create_task(log_writer.keep(ids[:1]))
-    await until(lambda: len(renewed) >= 4)
-    assert renewed[0] == (ids[:1], pytest.approx(0.22)), "until the next, and the time of a log from there"
-    now = 0.21
-    assert [await logs.read(one) for one in ids] == [b"0", None]
-    keeping.cancel()
-
-
 async def test_a_slow_store_does_not_hold_a_session_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer_module, "BEGUN_SECONDS", 0.01)
     logs = Held()
@@ -256,7 +231,7 @@ async def test_it_notices_that_the_store_is_away_though_it_has_nothing_to_write(
 
 async def test_what_is_over_and_not_written_is_bounded_and_the_oldest_goes_first(redis: RedisServer) -> None:
     room = 3 * transcript(5).size_bytes
-    async with store_of(redis) as store, writing(store.logs, max_pending_bytes=room) as log_writer:
+    async with store_of(redis) as store, writing(store.logs, max_closed_bytes=room) as log_writer:
         redis.kill()
         live = log_writer.begin(transcript(100), lambda: None)
         await until(lambda: log_writer.degraded)
@@ -270,7 +245,7 @@ async def test_what_is_over_and_not_written_is_bounded_and_the_oldest_goes_first
         assert await log_writer.read(over[2].session_id) is over[2].transcript
         redis.start()
         await log_writer.flush()
-        assert not log_writer._pending_bytes and not log_writer._pending
+        assert not log_writer._closed._bytes and not log_writer._closed._of
         for cursor in over[:2]:
             with pytest.raises(UnknownSession):
                 await log_writer.take(cursor.session_id)
@@ -287,7 +262,7 @@ async def test_of_what_is_over_and_not_written_that_of_the_owner_who_has_most_go
         return one
 
     room = 3 * transcript(5).size_bytes
-    async with store_of(redis) as store, writing(store.logs, max_pending_bytes=room) as log_writer:
+    async with store_of(redis) as store, writing(store.logs, max_closed_bytes=room) as log_writer:
         redis.kill()
         over = [log_writer.begin(made(owner), lambda: None) for owner in ("bob", *["alice"] * 5)]
         for cursor in over:
@@ -300,7 +275,7 @@ async def test_of_what_is_over_and_not_written_that_of_the_owner_who_has_most_go
         await log_writer.flush()
         for cursor in (over[0], *over[4:]):
             assert (await taken(store.logs, cursor)).output == cursor.transcript.output
-        assert not log_writer._pending_bytes and not log_writer._pending
+        assert not log_writer._closed._bytes and not log_writer._closed._of
 
 
 async def test_a_session_that_is_not_written_yet_is_taken_from_where_it_is(redis: RedisServer) -> None:

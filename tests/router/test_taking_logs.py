@@ -15,8 +15,9 @@ from outrider.store.logs import Append, Owner, Taken
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.session import FinishReason, SessionId
 from router import session_log_writer as log_writer_module
+from router.held_logs import TakenSession
 from router.metrics import Metrics
-from router.session_log_writer import SessionLogWriter, TakenSession
+from router.session_log_writer import SessionLogWriter
 from router.transcript import Transcript
 from tests.router.log_writers import TTL, commit, metric, taken, transcript, until, writing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -60,6 +61,8 @@ def xml(name: str, **parameters: str) -> str:
     return f"<tool_call>\n<function={name}>\n{told}</function>\n</tool_call>"
 
 
+ENDS = json.dumps({"l": ["a</parameter>\\"], "n": '"</parameter>', "a": "x"})
+
 CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (HERMES, f"<tool_call>\n{F}\n</tool_call>", "", [F_CALL]),
     (
@@ -110,6 +113,14 @@ CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (QWEN3_CODER, xml("f", a="x"), "", [("f", '{"a": "x"}')]),
     (QWEN3_CODER, f"So:\n{xml('f', a=QUOTED, n='5')}\n{xml('g')}", "So:", [("f", OF_QUOTED), G_CALL]),
     (QWEN3_CODER, xml("f", l='["a", {}]', n="five"), "", [("f", '{"l": ["a", {}], "n": "five"}')]),
+    (QWEN3_CODER, xml("f", l='["a</parameter>\\\\"]', n='"\\"</parameter>"', a="x"), "", [("f", ENDS)]),
+    (QWEN3_CODER, xml("f", l='no "', n="[\\"), "", [("f", json.dumps({"l": 'no "', "n": "[\\"}))]),
+    (
+        QWEN3_CODER,
+        "<tool_call><function=f><parameter=n>\\</parameter></function>",
+        "",
+        [("f", '{"n": "\\\\"}')],
+    ),
     (QWEN3_CODER, xml("f", n="NaN", a="5"), "", [("f", '{"n": "NaN", "a": "5"}')]),
     (QWEN3_CODER, xml("f", n="1e999", a="5"), "", [("f", '{"n": "1e999", "a": "5"}')]),
     (QWEN3_CODER, "<tool_call><function=f><parameter=a>x</parameter></function>", "", [("f", '{"a": "x"}')]),

@@ -144,16 +144,19 @@ async def test_a_log_lives_for_so_long_after_its_last_append_or_take(logs: Sessi
     assert await logs.append([append(1, b"1", session=OTHER)], TTL) == [0]
 
 
-async def test_a_log_that_is_renewed_lives_on_whosever_it_is(logs: SessionLogs) -> None:
+async def test_a_log_that_is_asked_about_lives_on(logs: SessionLogs) -> None:
     third = SessionId(b"\x03" * 16)
     for session in (ONE, OTHER):
         await logs.append([append(0, b"0", b"1", session=session)], 2.0)
-    await logs.renew([ONE, third], TTL)  # of one there is no log, and none begins
+    asked = [append(2, session=ONE), append(2, session=third)]  # of one there is no log, and none begins
+    assert await logs.append(asked, TTL) == [2, 0]
     while await logs.read(OTHER) is not None:  # noqa: ASYNC110 (an expiry tells nobody)
         await asyncio.sleep(0.01)
     assert await logs.claim(ONE) == Claim(A, False)
     assert await content(logs) == b"01"
     assert await logs.read(third) is None
+    await logs.take(ONE, "b", TTL)
+    assert await logs.append([append(2, session=ONE)], TTL) == [None]
 
 
 async def test_a_redis_that_evicted_half_of_a_log_has_none(redis_of_all: RedisServer) -> None:
@@ -224,7 +227,7 @@ async def test_redis_keeps_no_books_of_what_is_gone(redis_of_all: RedisServer) -
     logs = RedisSessionLogs(redis, store._asked, 100_000)
     for id in some(1, 5):
         await logs.append([append(0, b"x" * 1000, session=id, tenant="me")], 2.0)
-    await logs.renew(some(1, 1), TTL)
+    await logs.append([append(1, session=some(1, 1)[0], tenant="me")], TTL)
     assert await redis.zscore("outrider:tenants", "me") == 5 * 6016
     while await redis.zcard("outrider:logs") > 2:
         await logs.append([append(0, b"x", session=OTHER, tenant="them")], TTL)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from fastapi import FastAPI
 from tokenizers import (
@@ -186,11 +185,11 @@ class ScriptedRunner:
     def degraded(self) -> str:
         return "the store is away" if self.store_is_away else ""
 
-    async def keep(self, session_ids: Sequence[SessionId]) -> NoReturn:
+    @contextmanager
+    def keep(self, session_ids: Sequence[SessionId]) -> Iterator[None]:
         self.kept = list(session_ids)
         try:
-            while True:
-                await asyncio.Event().wait()
+            yield
         finally:
             self.kept = []
 

@@ -150,6 +150,26 @@ def test_a_reference_is_followed_wherever_it_points() -> None:
     assert xml_calls.json_parameters(schema) == ("p", "a", "b")
 
 
+def test_a_reference_within_a_parameter_that_is_json_is_followed_too() -> None:
+    inner = {"type": "object", "properties": {"x": {"type": "boolean"}}}
+    known = {"p": inner, "q": {"type": "array", "items": {"$ref": "#/properties/p/properties/x"}}}
+    for one in (known, {"q": {"$ref": "#/$defs/Q"}, "p": inner}, {"q": {"items": {"$ref": "#"}}}):
+        schema = {"type": "object", "properties": one, "$defs": {"Q": known["q"]}, "required": ["q"]}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        assert grammar("qwen3_coder", tools=tools, tool_choice="required")
+
+
+def test_what_has_no_value_is_left_out_or_refused() -> None:
+    call, *_ = xml_calls.function(0, "f", {"properties": {"a": False, "b": {"enum": ["</parameter>"]}}})
+    assert "parameter" not in call
+    with pytest.raises(InvalidRequest, match="'a' of f is needed"):
+        xml_calls.function(0, "f", {"properties": {"a": False}, "required": ["a"]})
+
+
+def test_a_length_may_be_written_as_a_fraction() -> None:
+    assert "{3,4}" in values({"type": "string", "minLength": 3.0, "maxLength": 4.0})
+
+
 def test_a_long_reference_takes_no_more_memory_than_it_has() -> None:
     long = "#" + "/p" * 200_000
     schema = {"properties": {"p": {"$ref": long}}, "required": ["p"]}
@@ -167,10 +187,11 @@ def test_what_must_be_there_is_there_though_nothing_else_is_said_of_it() -> None
     assert "parameter_0_0 " in call
 
 
-@pytest.mark.parametrize("name", ["a>b", " a", "a ", "", "a\nb"])
+@pytest.mark.parametrize("name", ["a>b", " a", "a ", "", "a\nb", "a" * 1001])
 def test_a_name_that_would_be_read_as_another_is_left_out_or_refused(name: str) -> None:
     call, *_ = xml_calls.function(0, "f", {"properties": {name: {}, "b": {}}})
     assert "parameter_0_1?" in call and "parameter_0_0" not in call
+    assert xml_calls.NAME.fullmatch("a" * 1000)
     with pytest.raises(InvalidRequest, match="is needed, and its name cannot stand in a tag"):
         xml_calls.function(0, "f", {"properties": {name: {}}, "required": [name]})
 
