@@ -194,8 +194,8 @@ class Sessions:
         for there, most, whose in limits:
             if there + sessions > most:
                 raise Overloaded(
-                    f"{there} requests are in progress, each prompt counted, and {most} are the most "
-                    f"{whose}; try again shortly, or with fewer prompts",
+                    f"{there} answers are in progress, and {most} are the most {whose}; try again shortly, "
+                    "or ask for fewer",
                     retry_after=retry_after(self._lasting.seconds / self._max_sessions),
                 )
 

@@ -30,7 +30,7 @@ class SamplingParams:
     """
 
     temperature: float = _within(Range(0, 100), 1.0)
-    top_k: int = _within(Range(0, 2**31 - 1, words="0 or -1 (off) or a positive integer"), 0)
+    top_k: int = _within(Range(0, 2**31 - 1, words="0 or -1 (off) or an integer up to 2^31 - 1"), 0)
     top_p: float = _within(Range(0, 1, above=True), 1.0)
     min_p: float = _within(Range(0, 1), 0.0)
     presence_penalty: float = _within(Range(-2, 2), 0.0)

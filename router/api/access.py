@@ -125,13 +125,13 @@ class Access:
         for most, when in ((key.max_concurrent, "at a time"), (key.requests_per_minute, "a minute")):
             if most is not None and sessions > most:
                 raise InvalidRequest(
-                    f"the request has {sessions} prompts, and this API key may have {most} answered {when}: "
-                    "send fewer together"
+                    f"the request asks for {sessions} answers, and this API key may have {most} {when}: "
+                    "ask for fewer together"
                 )
         if key.max_concurrent is not None and self._running[key.name] + more > key.max_concurrent:
             self._refused.labels(key.name, "max-concurrent").inc()
             raise Overloaded(
-                f"this API key may have {key.max_concurrent} requests in progress, each prompt counted; try "
+                f"this API key may have {key.max_concurrent} answers in progress; try "
                 "again when one has ended"
             )
         self.check_rate(key, more)

@@ -110,7 +110,6 @@ class GenerationServicer:
             int(self._clock()),
             len(generation.sessions),
             strings,
-            owner(),
             n=generation.n,
             calls=generation.calls,
             wording=generation.wording,

@@ -161,7 +161,6 @@ def create_app(
             int(clock()),
             len(generation.sessions),
             generation.stop.strings,
-            owner(),
             include_usage=body.stream_options.include_usage or not body.stream,
             continuous_usage_stats=body.stream_options.continuous_usage_stats,
             n=generation.n,
@@ -208,7 +207,7 @@ def create_app(
             return position.cut(events, after[0]) if from_start and after is not None else events
 
         async def told_again() -> Items:
-            with reading.retelling(record.owner) as place:
+            with reading.retelling(generation.sessions[0].owner) as place:
                 place.hold(sum(len(each.params.prompt) for each in generation.sessions))
                 has = [0] * record.prompts if from_start or after is None else after
                 async with aclosing(

@@ -115,12 +115,7 @@ def _known(index: int, part: Mapping[str, Any], fields: frozenset[str]) -> None:
 
 
 def _tools(value: object) -> tuple[Tool, ...]:
-    if isinstance(value, list):
-        value = [
-            item | {"type": "function"} if isinstance(item, dict) and item.get("type") == "custom" else item
-            for item in value
-        ]
-    return tools(value, _described, TOOL_FIELDS)
+    return tools(value, _described, TOOL_FIELDS, "custom")
 
 
 def _described(item: Mapping[str, Any]) -> Mapping[str, Any]:

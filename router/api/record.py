@@ -29,7 +29,6 @@ class Record:
     created: int  # unix seconds
     prompts: int  # sessions: each prompt has `n`
     stop: tuple[str, ...]
-    owner: str  # name of the key that it was asked with; "" = keys were not asked for
     include_usage: bool = True  # in a stream of its events
     continuous_usage_stats: bool = False
     n: int = 1
@@ -78,16 +77,15 @@ async def sessions_of(
 
 
 def _record(first: Recalled) -> Record:
-    """Returns the record. Raises UnknownSession if it is a later prompt's or another key owner's."""
+    """Returns the record. Raises UnknownSession if it is another key owner's, or a later prompt's."""
+    if first.request.owner != owner():
+        raise unknown_session()
     try:
-        record = Record.from_bytes(first.answer)
+        return Record.from_bytes(first.answer)
     except (ValueError, KeyError, TypeError):
         raise UnknownSession(
             "this session has no answer of its own: give the id that its client was told"
         ) from None
-    if record.owner != owner():
-        raise unknown_session()
-    return record
 
 
 async def recalled(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from router.api import neutral, schema, structured
 from router.api.fields import checked_text, json_type, refused, shown
@@ -108,7 +109,7 @@ def _input(value: object) -> Turns:
         raise refused(f"must be a string or an array of items, not {json_type(value)}")
     if not 1 <= len(value) <= schema.MAX_MESSAGES:
         raise refused(f"must be from 1 to {schema.MAX_MESSAGES} items, not {len(value)}")
-    turns = tuple(_joined(_turn(index, item) for index, item in enumerate(value)))
+    turns = tuple(_joined(_item(index, item) for index, item in enumerate(value)))
     if not turns:
         raise refused("must have an item beside what was thought")
     return turns
@@ -136,6 +137,15 @@ def _joined(turns: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
 def _said(turn: ChatMessage) -> bool:
     """Returns False for what an assistant only thought: it belongs to what it says next."""
     return bool(not turn.reasoning or turn.content or turn.tool_calls)
+
+
+def _item(index: int, item: object) -> ChatMessage:
+    """Returns the turn. A refusal says of which item it is."""
+    try:
+        return _turn(index, item)
+    except PydanticCustomError as error:
+        what = error.message()
+        raise refused(what if f"item {index}" in what else f"{what}, in item {index}") from None
 
 
 def _turn(index: int, item: object) -> ChatMessage:

@@ -103,6 +103,8 @@ def _logit_bias(value: object) -> dict[int, float]:
             raise refused(f"must have token ids as keys, not {shown(key)}")
         if type(bias) not in (int, float):
             raise refused(f"must have numbers as values; that of token id {key} is {json_type(bias)}")
+        if int(key) in biases:
+            raise refused(f"must have different token ids as keys; {int(key)} is there twice")
         try:
             biases[int(key)] = float(bias)
         except OverflowError:

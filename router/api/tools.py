@@ -113,8 +113,9 @@ def chat_tools(value: object) -> tuple[Tool, ...]:
     return tools(value, lambda item: item.get("function"), {"type", "function"})
 
 
-def tools(value: object, function: Any, fields: set[str]) -> tuple[Tool, ...]:
-    """Returns the tools of a list. `function` gives what describes one; `fields`: those of an item."""
+def tools(value: object, function: Any, fields: set[str], kind: str = "function") -> tuple[Tool, ...]:
+    """Returns the tools of a list. `function` gives what describes one; `fields`: those of an item; `kind`:
+    how its type is called."""
     if not isinstance(value, list):
         raise refused(f"must be an array, not {json_type(value)}")
     if len(value) > MAX_TOOLS:
@@ -122,9 +123,9 @@ def tools(value: object, function: Any, fields: set[str]) -> tuple[Tool, ...]:
     sized(value, MAX_TOOLS_BYTES)
     found: dict[str, Tool] = {}
     for index, item in enumerate(value):
-        if not isinstance(item, dict) or item.get("type", "function") != "function":
-            kind = item.get("type") if isinstance(item, dict) else item
-            raise refused(f'must be of type "function"; tool {index} is {shown(kind)}')
+        if not isinstance(item, dict) or item.get("type", kind) != kind:
+            found_kind = item.get("type") if isinstance(item, dict) else item
+            raise refused(f'must be of type "{kind}"; tool {index} is {shown(found_kind)}')
         for name in item.keys() - fields:
             if item[name] is not None:
                 raise refused(f"has the field {shown(name)} in tool {index}, which is not supported")
@@ -152,7 +153,7 @@ def described(index: int, function: object) -> Tool:
         checked_text(description, MAX_DESCRIPTION_BYTES)
     if parameters is not None:
         if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-            raise refused(f"must have a JSON schema of an object as parameters; that of tool {index} is none")
+            raise refused(f"must each have a JSON schema of an object, if any; that of tool {index} is none")
         sized(parameters, MAX_SCHEMA_BYTES)
     strict = function.get("strict")
     if not (strict is None or isinstance(strict, bool)):

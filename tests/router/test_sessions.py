@@ -299,7 +299,7 @@ async def test_more_sessions_than_allowed_are_refused_and_admitted_again_later(r
     running = [Running(rig, request()) for _ in range(4)]
     for _ in running:
         await verifier.next_command("open")
-    with pytest.raises(Overloaded, match="4 requests are in progress"):
+    with pytest.raises(Overloaded, match="4 answers are in progress"):
         await Running(rig, request()).task
     running[0].task.cancel()
     await verifier.next_command("close")
@@ -315,11 +315,11 @@ async def test_one_owner_s_sessions_leave_places_to_others(rig: Any, monkeypatch
     running = [Running(rig, request(owner="a")) for _ in range(3)]
     for _ in running:
         await verifier.next_command("open")
-    with pytest.raises(Overloaded, match=r"3 requests are in progress, .* 3 are the most for one API key"):
+    with pytest.raises(Overloaded, match=r"3 answers are in progress, .* 3 are the most for one API key"):
         await Running(rig, request(owner="a")).task
     other = Running(rig, request(owner="b"))
     await verifier.next_command("open")
-    with pytest.raises(Overloaded, match=r"4 requests are in progress, .* 4 are the most here"):
+    with pytest.raises(Overloaded, match=r"4 answers are in progress, .* 4 are the most here"):
         await Running(rig, request(owner="b")).task
     running[0].task.cancel()
     await verifier.next_command("close")

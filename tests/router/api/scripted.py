@@ -20,7 +20,7 @@ from tokenizers import (
     trainers,
 )
 
-from outrider.errors import Overloaded, Superseded, Unavailable, UnknownModel, UnknownSession
+from outrider.errors import Overloaded, Superseded, Unavailable, UnknownModel, unknown_session
 from outrider.wire.session import FinishReason, SessionId
 from router.api.http import create_app
 from router.api.intake import Intake
@@ -211,7 +211,7 @@ class ScriptedRunner:
         if self.store_is_away:
             raise Unavailable("the store is away")
         if session_id not in self.logs:
-            raise UnknownSession("no such session, or it has expired")
+            raise unknown_session()
         return self.logs[session_id].recalled
 
     async def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:

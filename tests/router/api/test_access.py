@@ -207,7 +207,7 @@ async def test_a_request_counts_as_many_times_as_it_has_prompts(serve: Serve, me
     await until(lambda: runner.open == 2)
     assert (await service.post("alice", prompt=["the", "fox"])).status_code == 429
     never = await service.post("alice", prompt=["a"] * 4)
-    assert never.status_code == 400 and "4 prompts" in never.json()["error"]["message"]
+    assert never.status_code == 400 and "4 answers" in never.json()["error"]["message"]
     assert runner.open == 2
     last = asyncio.create_task(service.post("alice"))
     await until(lambda: runner.open == 3)

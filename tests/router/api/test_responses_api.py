@@ -120,6 +120,9 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
     assert await events(await client.get(f"/v1/sessions/{identity}/events")) == whole
 
 
+SAID = {"role": "user", "content": "the fox"}
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "message"),
     [
@@ -144,6 +147,12 @@ async def test_a_stream_goes_on_after_any_event(client_of: ClientOf) -> None:
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": 5}]}, "input", "a string"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input", "item 0 has 'tool'"),
         ({"input": "x" * 10_000}, "input", "input has 10"),
+        (
+            {"input": [SAID, {"role": "user", "content": [{"type": "x"}]}]},
+            "input",
+            "part 0 is of type 'x', in item 1",
+        ),
+        ({"input": [SAID, {"role": "user", "content": 5}]}, "input", "in item 1"),
         (
             {
                 "tools": [{"type": "function", "name": "f", "parameters": {"uniqueItems": True}}],

@@ -248,7 +248,7 @@ def test_companions_are_told_apart_and_always_the_same() -> None:
 
 @given(st.lists(st.text(min_size=1), max_size=3), st.booleans())
 def test_a_record_survives_the_log(stops: list[str], usage: bool) -> None:
-    record = Record("chat", 12, 3, tuple(stops), "somebody", include_usage=usage)
+    record = Record("chat", 12, 3, tuple(stops), include_usage=usage)
     assert Record.from_bytes(record.to_bytes()) == record
 
 

@@ -72,7 +72,7 @@ async def test_other_steps_give_the_same_tokens_and_text(connect: Connect) -> No
 @pytest.mark.parametrize(
     ("id", "after", "code", "details"),
     [
-        ("0" * 32, 0, grpc.StatusCode.NOT_FOUND, "no such session"),
+        ("0" * 32, 0, grpc.StatusCode.NOT_FOUND, "no session with this id is known"),
         ("", 0, grpc.StatusCode.INVALID_ARGUMENT, "id must be that of an answer"),
         ("7", 0, grpc.StatusCode.INVALID_ARGUMENT, "id must be that of an answer"),
         ("it", 42, grpc.StatusCode.INVALID_ARGUMENT, "after must be at most 41 here, not 42"),

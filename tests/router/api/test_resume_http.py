@@ -155,8 +155,13 @@ def text(stream: str) -> str:
 @pytest.mark.parametrize(
     ("path", "status", "kind", "message"),
     [
-        (f"/v1/sessions/{UNKNOWN}/events", 404, "not_found_error", "no such session"),
-        (f"/v1/sessions/cmpl-{UNKNOWN}/events?after=3", 404, "not_found_error", "no such session"),
+        (f"/v1/sessions/{UNKNOWN}/events", 404, "not_found_error", "no session with this id is known"),
+        (
+            f"/v1/sessions/cmpl-{UNKNOWN}/events?after=3",
+            404,
+            "not_found_error",
+            "no session with this id is known",
+        ),
         ("/v1/sessions/7/events", 400, "invalid_request_error", "id must be that of an answer: 32 hex"),
         (
             "/v1/sessions/{id}/events?after=x",
@@ -266,9 +271,12 @@ async def test_a_session_is_its_keys_owners(metrics: Metrics) -> None:
     app.add_middleware(HttpAccess, access=Access(lambda: keys, metrics))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://router") as client:
         ann, bob = ({"authorization": f"Bearer {name}"} for name in ("ann", "bob"))
-        id = (await client.post(COMPLETION[0], json=COMPLETION[1], headers=ann)).json()["id"]
+        asked = {**COMPLETION[1], "prompt": ["a", "b"]}
+        id = (await client.post(COMPLETION[0], json=asked, headers=ann)).json()["id"]
         assert (await client.get(f"/v1/sessions/{id}/events", headers=ann)).status_code == 200
-        assert (await client.get(f"/v1/sessions/{id}/events", headers=bob)).status_code == 404
+        for one in (id, *(session.hex() for session in runner.logs), UNKNOWN):
+            refused = await client.get(f"/v1/sessions/{one}/events", headers=bob)
+            assert refused.status_code == 404 and "no session with this id is known" in refused.text
         assert (await client.get(f"/v1/sessions/{id}/events")).status_code == 401
 
 
