@@ -9,7 +9,7 @@ from benchmarks.hybrid import KINDS, STEPS, main
 
 
 def test_small_ones_are_measured(tmp_path: Path) -> None:
-    main(rounds=3, hidden=256, write=tmp_path / "result.json")
+    main(rounds=2, hidden=256, write=tmp_path / "result.json")
     models = json.loads((tmp_path / "result.json").read_text())["models"]
     assert models.keys() == KINDS.keys()
     for found in models.values():

@@ -17,6 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from router.banner import curl_line, python_line
 from tests.e2e.conftest import TARGET, Alone, Eventually, Serve
+from tests.plain_http import HTTP
 
 pytestmark = pytest.mark.process
 
@@ -135,7 +136,7 @@ def check(alone: Alone, http: list[tuple[Case, str]], grpc_: list[tuple[Case, li
 
 def metric(serve: Serve, name: str) -> float:
     """The sum of a metric's samples."""
-    text = httpx.get(serve.url + "/metrics", trust_env=False).text
+    text = HTTP.get(serve.url + "/metrics").text
     return sum(
         float(line.rpartition(" ")[2])
         for line in text.splitlines()
@@ -165,7 +166,7 @@ async def drafts_are_taken(serve: Serve, before: float) -> None:
 
 
 def drafter_joined(serve: Serve) -> bool:
-    text = httpx.get(serve.url + "/metrics", trust_env=False).text
+    text = HTTP.get(serve.url + "/metrics").text
     return 'outrider_workers{role="drafter"} 1.0' in text
 
 

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import httpx
-
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
 from outrider.wire.description import WorkerRecord
 from tests.e2e.conftest import DRAFT, ROOT, TARGET
 from tests.forked import Forked, started
+from tests.plain_http import HTTP
 from tests.redis_server import RedisServer
 
 READY_SECONDS = 240  # only a hang can reach it
@@ -140,7 +139,7 @@ class Service:
     @staticmethod
     def _samples(url: str, name: str, label: str) -> list[float]:
         """A metric's, where its labels hold `label`."""
-        lines = httpx.get(f"{url}/metrics", timeout=240).text.splitlines()
+        lines = HTTP.get(f"{url}/metrics").text.splitlines()
         return [
             float(line.rpartition(" ")[2])
             for line in lines

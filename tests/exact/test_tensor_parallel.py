@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-import httpx
 import psutil
 import pytest
 
@@ -31,6 +30,7 @@ from tests.cluster.process import Process
 from tests.e2e.conftest import DRAFT, KV_MEMORY, Alone, Serve, left_behind, start
 from tests.e2e.test_serve import cases, over_grpc
 from tests.follower_pool import KV_BYTES, Pool, divided
+from tests.plain_http import HTTP
 from tests.tiny_models import build
 
 VOCAB = 199
@@ -238,7 +238,7 @@ def drafter(serve: Serve) -> Iterator[None]:
 
 def accepted(serve: Serve) -> float:
     """Drafted tokens accepted so far."""
-    metrics = httpx.get(f"{serve.url}/metrics").text
+    metrics = HTTP.get(f"{serve.url}/metrics").text
     found = re.findall(r"^vllm:spec_decode_num_accepted_tokens_total\S* (\S+)$", metrics, re.MULTILINE)
     return sum(map(float, found))
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.cluster.process import Process
+from tests.plain_http import HTTP
 from tests.tiny_models import build
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "500"))  # in all tests of this folder together
@@ -65,7 +65,7 @@ class Service:
     def check(self) -> None:
         """Nothing has ended, nothing was raised, and the answer is what it was."""
         assert self.ask() == self.expected
-        assert httpx.get(f"{self.url}/health", timeout=ANSWER_SECONDS, trust_env=False).status_code == 200
+        assert HTTP.get(f"{self.url}/health", timeout=ANSWER_SECONDS).status_code == 200
         for process in self.processes:
             assert process.running, f"it ended: {process}"
             raised = [line for line in process.said if "Traceback" in line or " ERROR " in line]

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.keyed_service import KeyedService, keyed_service
+from tests.plain_http import HTTP
 
 PROMPTS = ("def add(a, b):\n", "class Stack:\n", "import os\n\n\ndef walk(", "for line in lines:\n")
 
@@ -18,7 +19,7 @@ PROMPTS = ("def add(a, b):\n", "class Stack:\n", "import os\n\n\ndef walk(", "fo
 class Service(KeyedService):
     def wait_until_well(self) -> None:
         """On a busy machine a drafter may not reach its verifier at first: that is told for half a minute."""
-        while "degraded" in httpx.get(f"{self.url}/health", timeout=60).text:
+        while "degraded" in HTTP.get(f"{self.url}/health", timeout=60).text:
             time.sleep(0.2)
 
     @contextmanager

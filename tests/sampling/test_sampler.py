@@ -17,7 +17,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts, draw
 from tests.goodness_of_fit import chi_square
 
-SAMPLES = 24_000
+SAMPLES = 12_000
 VOCAB = 24
 PROMPT = [0, 1, 2, 3, 3]
 OUTPUT = [2, 4, 4, 5]

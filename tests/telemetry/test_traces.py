@@ -17,6 +17,7 @@ import pytest
 from demo import pair
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.cluster.process import Process
+from tests.plain_http import HTTP
 from tests.telemetry.receiver import Receiver, Span
 
 SECONDS = 120.0  # only a hang can reach it
@@ -177,7 +178,7 @@ def test_who_does_not_want_to_be_recorded_is_not(receiver: Receiver, addresses: 
 def test_the_metrics_are_those_of_prometheus(receiver: Receiver, addresses: tuple[str, str]) -> None:
     asked(addresses[0], secrets.token_hex(16))
     eventually(lambda: "vllm:generation_tokens_total" in receiver.metrics, "the metrics came")
-    exposed = httpx.get(f"{addresses[0]}/metrics", timeout=SECONDS).text
+    exposed = HTTP.get(f"{addresses[0]}/metrics").text
     names = {line.split()[2] for line in exposed.splitlines() if line.startswith("# TYPE")}
 
     def tokens() -> float:
@@ -205,7 +206,7 @@ def test_without_the_collector_answers_come_as_before(
     service.wait_for("the collector does not take spans")
 
     def dropped() -> float:
-        exposed = httpx.get(f"{addresses[0]}/metrics", timeout=SECONDS).text
+        exposed = HTTP.get(f"{addresses[0]}/metrics").text
         return float(re.findall(r"^outrider_spans_dropped_total (\S+)$", exposed, re.MULTILINE)[0])
 
     eventually(lambda: dropped() >= 2, "what the router could not send is counted")

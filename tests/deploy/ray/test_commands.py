@@ -21,6 +21,7 @@ import pytest
 from deploy.loopback import listeners, unasked
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from tests.deploy.ray.conftest import KV_MEMORY, LEAKS, PATIENCE_SECONDS, ROOT, free_port, wait_until
+from tests.plain_http import HTTP
 
 pytestmark = [pytest.mark.ray, pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -91,7 +92,7 @@ def ready(command: Command, url: str) -> Callable[[], bool]:
     def look() -> bool:
         assert command.process.poll() is None, "".join(command.said)
         try:
-            metrics = httpx.get(f"{url}/metrics").raise_for_status().text
+            metrics = HTTP.get(f"{url}/metrics").raise_for_status().text
         except httpx.HTTPError:
             return False
         return all(f'outrider_workers{{role="{role}"}} 1.0' in metrics for role in ("verifier", "drafter"))
