@@ -88,6 +88,9 @@ class KeptLogs:
             del self._cursors[cursor.session_id]
 
 
+CLOSED_BYTES = 3072  # that one takes beside its transcript's content
+
+
 class ClosedLogs:
     """Those of sessions that are over, as long as they are held: so many bytes, of all owners together."""
 
@@ -103,7 +106,7 @@ class ClosedLogs:
         if former is not None:
             self.drop(former)
         self._of.setdefault(owner, {})[cursor.session_id] = cursor
-        self._bytes[owner] += cursor.transcript.size_bytes
+        self._bytes[owner] += CLOSED_BYTES + cursor.transcript.size_bytes
         gone: list[LogCursor] = []
         while self._bytes.total() > self._max_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
@@ -117,6 +120,6 @@ class ClosedLogs:
         if self._of.get(owner, {}).get(session_id) is not cursor:
             return
         del self._of[owner][session_id]
-        self._bytes[owner] -= cursor.transcript.size_bytes
+        self._bytes[owner] -= CLOSED_BYTES + cursor.transcript.size_bytes
         if not self._of[owner]:
             del self._of[owner], self._bytes[owner]

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 MAX_CLOSED_BYTES = 64 * 2**20  # of sessions that are over and held here
 MAX_WRITE_BYTES = 2**20  # in one writing, about: what a long absence left goes in several
 MAX_WRITE_RECORDS = 1024  # of one session in one writing
-APPEND_BYTES = 256  # in one writing, beside its records
+APPEND_BYTES = 4096  # that an append counts beside its records: a writing of many takes the loop's time
+MAX_ASKED = 256  # of those that are kept, at a time
 MAX_LOSSES = 16  # a log that the store loses more often than this is not written again
 MAX_REFUSALS = 5  # in a row, of the same records: a log that the store does not take is not written again
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
@@ -71,12 +72,12 @@ class SessionLogWriter:
         self._dirty: dict[SessionId, LogCursor] = {}  # not all written, or to be asked about
         self._kept = KeptLogs()
         self._closed = ClosedLogs(max_closed_bytes)  # those of both that are over
-        self._ask_at = 0.0  # about those that are kept, on the event loop's clock
+        self._ask_at = 0.0  # about all that are kept, on the event loop's clock
+        self._unasked = deque[LogCursor]()  # of these, the ones whose turn comes yet
         self._news = asyncio.Event()
         self._wanted = asyncio.Event()  # set while somebody waits for what is dirty
         self._written = asyncio.Event()  # set while nothing is dirty
         self._written.set()
-        self._taking: dict[SessionId, asyncio.Task[TakenSession]] = {}
         self.degraded = ""  # a sentence while the store is away
 
     def begin(self, transcript: Transcript, on_superseded: Callable[[], None]) -> LogCursor:
@@ -143,9 +144,12 @@ class SessionLogWriter:
     def _ask_of_kept(self) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._ask_at:
-            self._ask_at = now + self._asked_seconds
-            for cursor in self._kept:
+            self._ask_at, self._unasked = now + self._asked_seconds, deque(self._kept)
+        for _ in range(min(MAX_ASKED, len(self._unasked))):
+            if self._kept.get((cursor := self._unasked.popleft()).session_id) is cursor:
                 self._ask(cursor)
+        if self._unasked:
+            self._news.set()
 
     async def begun(self, session_id: SessionId) -> None:
         """Waits until the log has the session's request, so that another router can go on with it: for at
@@ -190,16 +194,7 @@ class SessionLogWriter:
         return False
 
     async def take(self, session_id: SessionId) -> TakenSession:
-        """Takes the log over, from whichever router. Who asks while somebody takes it gets the same.
-
-        Raises UnknownSession or Unavailable."""
-        taking = self._taking.get(session_id)
-        if taking is None:
-            taking = self._taking[session_id] = asyncio.create_task(self._take(session_id))
-            taking.add_done_callback(lambda _: self._taking.pop(session_id))
-        return await asyncio.shield(taking)
-
-    async def _take(self, session_id: SessionId) -> TakenSession:
+        """Takes the log over, from whichever router. Raises UnknownSession or Unavailable."""
         cursor = self._held(session_id)
         try:
             if cursor is not None:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from weakref import WeakValueDictionary
 
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
 from outrider.telemetry.spans import Tracer, current_trace
@@ -76,6 +77,7 @@ class Sessions:
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
         self._of: Counter[str] = Counter()  # of them, by whose key they were asked with
+        self._resuming = WeakValueDictionary[SessionId, asyncio.Lock]()
         self._lasting = Lasting()
         self._pairs = Pairs()
         self._idle = asyncio.Event()
@@ -118,17 +120,19 @@ class Sessions:
         return Recalled(transcript.request, transcript.answer)
 
     async def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
-        session = self._resumable(session_id)
+        async with self._resuming.setdefault(session_id, asyncio.Lock()):  # else one's log is taken from it
+            session = self._resumable(session_id)
+            taken = None if session is not None else await self._log_writer.take(session_id)
+            if taken is not None and taken.transcript.reached is None:
+                session = self._readmit(taken)
         if session is None:
-            taken = await self._log_writer.take(session_id)
+            assert taken is not None
+            yield SessionBegun(taken.transcript.known(), over=True)
             end = taken.transcript.reached
-            if end is not None:
-                yield SessionBegun(taken.transcript.known(), over=True)
-                if end is FinishReason.CANCELLED:
-                    raise losses.cancelled()
-                yield SessionEnded(end)
-                return
-            session = self._resumable(session_id) or self._readmit(taken)
+            if end is None or end is FinishReason.CANCELLED:
+                raise losses.cancelled()
+            yield SessionEnded(end)
+            return
         session.expire_at(None)  # that was the former client's
         async with aclosing(self._events(lambda: session)) as events:
             async for event in events:

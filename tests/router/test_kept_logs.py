@@ -13,9 +13,9 @@ from outrider.errors import Unavailable, UnknownSession
 from outrider.store.logs import Append
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.session import FinishReason
-from router.held_logs import LogCursor
+from router.held_logs import CLOSED_BYTES, LogCursor
 from router.metrics import Metrics
-from router.session_log_writer import SessionLogWriter
+from router.session_log_writer import MAX_ASKED, SessionLogWriter
 from tests.redis_server import RedisServer
 from tests.router.log_writers import TTL, commit, store_of, taken, transcript, until, writing
 
@@ -185,7 +185,7 @@ async def test_two_streams_of_one_answer_keep_it_till_the_last_ends() -> None:
 
 async def test_what_is_kept_is_bounded() -> None:
     logs = Lossy()
-    room = 2 * transcript(3).size_bytes
+    room = 2 * (CLOSED_BYTES + transcript(3).size_bytes)
     async with writing(logs, max_closed_bytes=room) as log_writer:
         answers = [await begun(log_writer) for _ in range(4)]
         assert sum(log_writer._kept.get(over.session_id) is over for _, over, _ in answers) == 2
@@ -209,3 +209,27 @@ async def test_of_an_ordinary_answer_nothing_more_is_asked() -> None:
         await log_writer.flush()
         await asyncio.sleep(0.1)
         assert not logs.asked and not log_writer._closed._bytes
+
+
+async def test_of_many_that_are_kept_a_few_are_asked_about_at_a_time() -> None:
+    """Thousands at once took the event loop for a tenth of a second, and other keys' streams with it."""
+    sizes: list[int] = []
+
+    class Counting(Lossy):
+        async def append(self, appends: Sequence[Append], ttl_seconds: float) -> list[int | None]:
+            sizes.append(len(appends))
+            return await super().append(appends, ttl_seconds)
+
+    logs = Counting()
+    async with writing(logs) as log_writer:
+        many = [transcript(1) for _ in range(3 * MAX_ASKED)]
+        with log_writer.keep([one.request.session_id for one in many]):  # type: ignore[misc]
+            for one in many:
+                one.end = FinishReason.LENGTH
+                log_writer.close(log_writer.begin(one, lambda: None))
+            await log_writer.flush()
+            sizes.clear()
+            log_writer._ask_at = 0.0
+            log_writer._news.set()
+            await until(lambda: sum(sizes) >= len(many))
+    assert max(sizes) <= MAX_ASKED

@@ -299,6 +299,36 @@ async def test_two_who_resume_at_once_share_a_session_and_the_last_reads_it(rig:
     assert await Resuming(rig.sessions, session_id).task == [FIRST, SECOND, LENGTH], "all of it was written"
 
 
+@pytest.mark.parametrize("later", range(0, 12, 2))
+async def test_whenever_the_second_comes_its_session_is_not_taken_from_it(
+    rig: Rig, later: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the log again where the first had it and not gone on yet: the one session was superseded by its
+    own router, and neither client had it."""
+    verifier = await rig.verifier()
+    session_id = await left(rig, verifier)
+    take = rig.store.logs.take
+
+    async def slow(*about: Any) -> Any:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await take(*about)
+
+    monkeypatch.setattr(rig.store.logs, "take", slow)
+    former = Resuming(rig.sessions, session_id)
+    for _ in range(later):
+        await asyncio.sleep(0)
+    latter = Resuming(rig.sessions, session_id)
+    await verifier.next_command("open")
+    with pytest.raises(Superseded):
+        await former.task
+    verifier.say(**second(session_id))
+    await rig.until(lambda: latter.events == [FIRST, SECOND])
+    await rig.sessions._log_writer.flush()
+    verifier.say(**finished(session_id, BY_LENGTH))
+    assert await latter.task == [FIRST, SECOND, LENGTH]
+
+
 async def test_a_resumed_session_counts_as_a_request(rig: Rig) -> None:
     verifier = await rig.verifier()
     ids = [await left(rig, verifier) for _ in range(3)]

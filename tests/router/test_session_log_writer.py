@@ -16,6 +16,7 @@ from outrider.store.logs import Append
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.session import FinishReason, new_session_id
 from router import session_log_writer as log_writer_module
+from router.held_logs import CLOSED_BYTES
 from router.transcript import Transcript
 from tests.redis_server import RedisServer
 from tests.router.log_writers import commit, cursors, metric, store_of, taken, transcript, until, writing
@@ -230,7 +231,7 @@ async def test_it_notices_that_the_store_is_away_though_it_has_nothing_to_write(
 
 
 async def test_what_is_over_and_not_written_is_bounded_and_the_oldest_goes_first(redis: RedisServer) -> None:
-    room = 3 * transcript(5).size_bytes
+    room = 3 * (CLOSED_BYTES + transcript(5).size_bytes)
     async with store_of(redis) as store, writing(store.logs, max_closed_bytes=room) as log_writer:
         redis.kill()
         live = log_writer.begin(transcript(100), lambda: None)
@@ -261,7 +262,7 @@ async def test_of_what_is_over_and_not_written_that_of_the_owner_who_has_most_go
         one.request = replace(one.request, owner=owner)
         return one
 
-    room = 3 * transcript(5).size_bytes
+    room = 3 * (CLOSED_BYTES + transcript(5).size_bytes)
     async with store_of(redis) as store, writing(store.logs, max_closed_bytes=room) as log_writer:
         redis.kill()
         over = [log_writer.begin(made(owner), lambda: None) for owner in ("bob", *["alice"] * 5)]

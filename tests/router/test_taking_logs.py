@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from outrider.errors import Unavailable
-from outrider.store.logs import Append, Owner, Taken
+from outrider.store.logs import Owner, Taken
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.session import FinishReason, SessionId
 from router import session_log_writer as log_writer_module
@@ -101,30 +100,6 @@ async def test_who_is_superseded_hears_it_once_and_writes_no_more() -> None:
             await log_writer.flush()
         assert heard == ["superseded"]
         assert (await taken(logs, cursor)).output == [0, 1]
-
-
-async def test_who_stops_waiting_for_a_log_stops_nobody_else() -> None:
-    class Slow(MemorySessionLogs):
-        may = asyncio.Event()
-
-        async def take(self, *about: Any) -> Taken | None:
-            await self.may.wait()
-            return await super().take(*about)
-
-    logs = Slow()
-    log_writer = SessionLogWriter(logs, "router", Metrics(), TTL)
-    session = transcript(2)
-    records = list(session.records(0))
-    assert session.request.session_id is not None
-    await logs.append([Append(session.request.session_id, Owner("former"), 0, records)], TTL)
-    first, second = (asyncio.create_task(log_writer.take(session.request.session_id)) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    with suppress(asyncio.CancelledError):
-        await first
-    logs.may.set()
-    assert (await second).transcript.output == [0, 1]
-    assert (await second).owner.generation == 1, "it was taken once"
 
 
 async def test_of_one_that_is_over_nobody_hears_that_it_goes_on_elsewhere() -> None:
