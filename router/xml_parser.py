@@ -10,7 +10,8 @@ from router.tool_formats import ToolFormat, beginning
 from router.tool_parser import MAX_HELD, CallParser
 from router.xml_calls import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
 
-# Of a value: what a string may begin, go on or end with, and where the value ends if that is in none.
+# Of a value: what a string may begin, go on or end with, and where the value ends. If it begins on a line of
+# its own its end does, too: one within a string is the string's.
 SIGN = re.compile(rf'\\.|["\n]|{PARAMETER_END}')
 
 
@@ -87,7 +88,7 @@ class XmlCallParser(CallParser):
         held = self._held
         while found := SIGN.search(held, self._at):
             sign, self._at = found[0], found.end()
-            if sign == PARAMETER_END and not self._quoted:
+            if sign == PARAMETER_END and not (self._quoted and held.startswith("\n")):
                 self._argue(_as_json(held[: found.start()].strip()))
                 self._held, self._read = held[self._at :], self._parameters
                 return True

@@ -63,6 +63,8 @@ def xml(name: str, **parameters: str) -> str:
 
 ENDS = json.dumps({"l": ["a</parameter>\\"], "n": '"</parameter>', "a": "x"})
 
+STRAY = ("f", json.dumps({"n": '5"', "l": 1}))
+
 CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (HERMES, f"<tool_call>\n{F}\n</tool_call>", "", [F_CALL]),
     (
@@ -114,6 +116,12 @@ CASES: list[tuple[ToolFormat, str, str, Calls]] = [
     (QWEN3_CODER, f"So:\n{xml('f', a=QUOTED, n='5')}\n{xml('g')}", "So:", [("f", OF_QUOTED), G_CALL]),
     (QWEN3_CODER, xml("f", l='["a", {}]', n="five"), "", [("f", '{"l": ["a", {}], "n": "five"}')]),
     (QWEN3_CODER, xml("f", l='["a</parameter>\\\\"]', n='"\\"</parameter>"', a="x"), "", [("f", ENDS)]),
+    (
+        QWEN3_CODER,
+        '<tool_call><function=f><parameter=n>5"</parameter><parameter=l>1</parameter></function>',
+        "",
+        [STRAY],
+    ),
     (QWEN3_CODER, xml("f", l='no "', n="[\\"), "", [("f", json.dumps({"l": 'no "', "n": "[\\"}))]),
     (
         QWEN3_CODER,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from outrider.grammar import MAX_GRAMMAR_BYTES
 from router import tool_formats, xml_calls
 from router.api.grammar_process import process_of
 from router.tool_formats import FORMATS
-from tests.router.api.test_tools import MODEL, asked, grammar
+from tests.router.api.test_structured import load, obeys
+from tests.router.api.test_tools import MODEL, TOKENIZER, asked, grammar, written
 
 
 def test_alternatives_that_name_one_another_are_looked_at_so_often_and_no_more(
@@ -167,7 +169,10 @@ def test_what_has_no_value_is_left_out_or_refused() -> None:
 
 
 def test_a_length_may_be_written_as_a_fraction() -> None:
-    assert "{3,4}" in values({"type": "string", "minLength": 3.0, "maxLength": 4.0})
+    whole = values({"type": "string", "minLength": 3, "maxLength": 4})
+    assert (
+        values({"type": "string", "minLength": 3.0, "maxLength": 4.0}) == whole != values({"type": "string"})
+    )
 
 
 def test_a_long_reference_takes_no_more_memory_than_it_has() -> None:
@@ -175,7 +180,7 @@ def test_a_long_reference_takes_no_more_memory_than_it_has() -> None:
     schema = {"properties": {"p": {"$ref": long}}, "required": ["p"]}
     tracemalloc.start()
     try:
-        assert not xml_calls.json_parameters(schema)
+        assert xml_calls.json_parameters(schema) == ("p",), "nothing says that it is a text"
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -220,3 +225,81 @@ def test_parameters_come_in_the_schemas_order_and_those_of_its_parts_behind() ->
     }
     known, _ = xml_calls._parameters(schema)
     assert list(known) == ["b", "a", "c"] and known["a"] == {}
+
+
+def test_references_are_followed_one_behind_another_and_into_lists() -> None:
+    definitions = {"A": {"$ref": "#/$defs/B%20C"}, "B C": {"type": "integer"}, "E": {"enum": ["x"]}}
+    known = {
+        "a": {"$ref": "#/$defs/A"},
+        "b": {"$ref": "#/properties/c/anyOf/1"},
+        "c": {"anyOf": [{"type": "string"}, {"type": "boolean"}]},
+        "d": {"$ref": "#/$defs/E", "description": "with a word beside it"},
+        "e": {"$ref": "#/nowhere"},
+    }
+    schema = {"properties": known, "$defs": definitions}
+    assert xml_calls.json_parameters(schema) == ("a", "b", "e")
+    assert '("x")' in "".join(xml_calls.function(0, "f", schema))
+
+
+@pytest.mark.parametrize("beside", ["anyOf", "oneOf"])
+def test_alternatives_of_a_text_are_held_whatever_is_said_beside_them(beside: str) -> None:
+    rules = values({"type": "string", "maxLength": 3, beside: [{"const": "asc"}, {"const": "longer"}]})
+    assert '("asc")' in rules and "(.|" not in rules
+
+
+def test_a_choice_is_of_the_length_that_is_asked_for() -> None:
+    assert '("xyz")' in values({"enum": ["x", "xyz"], "minLength": 2})
+
+
+def test_of_two_schemas_of_a_parameter_both_sides_take_the_same() -> None:
+    nested = {"allOf": [{"properties": {"y": {"type": "integer"}}, "required": ["y"]}]}
+    schema = {"anyOf": [nested, {"properties": {"y": {"type": "string"}, "z": {}}}]}
+    assert xml_calls.json_parameters(schema) == ("y",)
+    assert "%json" in "".join(xml_calls.function(0, "f", schema))
+
+
+LENGTHS = [
+    (0, 40),
+    (0, 20_000),
+    (1, None),
+    (1, 300),
+    (2, 4),
+    (32, 300),
+    (33, 300),
+    (200, None),
+    (200, 20_000),
+]
+
+
+@pytest.mark.parametrize(("least", "most"), LENGTHS)
+def test_a_text_is_as_long_as_it_may_be_and_a_short_one_exceeds_no_limit(
+    least: int, most: int | None
+) -> None:
+    """What counts met what must not be in one automaton: a text of 5 characters, where 40 may be, ended with
+    an error as soon as its end was written."""
+    text = {"type": "string", "minLength": least, **({} if most is None else {"maxLength": most})}
+    parameters = {"type": "object", "properties": {"a": text}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    must = grammar("qwen3_coder", tools=tools, tool_choice="required")
+
+    def fits(told: str) -> bool:
+        return obeys(must, written(FORMATS["qwen3_coder"], ("f", json.dumps({"a": told}))), TOKENIZER, MODEL)
+
+    def goes_on(told: str) -> bool:
+        """Returns whether something may come at each of its places, up to one that does not fit."""
+        text = written(FORMATS["qwen3_coder"], ("f", json.dumps({"a": told}))).partition("</par")[0]
+        matcher = load(MODEL.tokenizer.json, tuple(MODEL.eos_token_ids))._compile(must)
+        ids = TOKENIZER.encode(f"{text}</parameter", add_special_tokens=False).ids
+        while ids and matcher.mask() is not None and matcher.take(ids[:1]):
+            del ids[0]
+        return matcher.mask() is not None
+
+    assert fits("x" * max(least, 3)) and goes_on("x" * max(least, 3))
+    assert goes_on("x" * (least - 1))
+    if least < 2:
+        assert fits("a line\n and </more \n")
+    assert not fits("y" * (least - 1)) or not least
+    if most is not None and most < 1000:
+        assert fits("z" * most) and not fits("z" * (most + 1))
+    for early in ("</parameter>", "x</parameter>y", "x\n</parameter>\ny"):
+        assert not fits(early + "x" * least)
