@@ -66,10 +66,21 @@ def read(file: Path, tokenizer: Any) -> list[Prompt]:
     try:
         if file.is_char_device():
             raise StartupError(f"--prompts {file} is a device: name a file")
-        lines = file.read_text(encoding="utf-8").split("\n")  # JSON's texts may have any other line end
+        older = file.with_name(f"{file.name}.1")  # where --record of a router keeps what is older
+        # JSON's texts may have any other line end.
+        lines = {
+            each: each.read_text(encoding="utf-8").split("\n")
+            for each in (older, file)
+            if each.is_file() or each is file
+        }
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"--prompts {file} cannot be read ({error})") from None
-    found = [_prompt(line, number, file, tokenizer) for number, line in enumerate(lines, 1) if line.strip()]
+    found = [
+        _prompt(line, number, each, tokenizer)
+        for each, its in lines.items()
+        for number, line in enumerate(its, 1)
+        if line.strip()
+    ]
     if len(found) < 2:
         raise StartupError(
             f"--prompts {file} has {len(found)} prompts: give at least 2, of which 1 is held out"

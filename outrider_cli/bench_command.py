@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from demo import pair
 from drafter.config import DrafterConfig
 from outrider.options.engine import EngineOptions
-from outrider.options.option import build, option, same
+from outrider.options.option import build, option, same, wrong
 from outrider_cli.commands import command
 from outrider_cli.reporting import reported
 from outrider_cli.roles import API_KEYS, STORE
@@ -108,7 +108,13 @@ def settings_of(told: BenchOptions) -> Settings:
     usual = ",".join(suite()) if told.suite else "code,prose,random"
     target = told.target or (None if told.suite or told.draft else pair.NAME)
     models = None
-    if not told.url or told.target is not None:
+    if told.url is not None:
+        for name in ("target", "draft", "propose", "speculator", "quantization", "cores"):
+            if getattr(told, name) is not None:
+                raise wrong(name, "is of what a run starts itself: leave it out, or --url")
+    else:
+        if told.model is not None:
+            raise wrong("model", "is the name at a server that --url says: leave it out")
         models = choose_models(target, told.draft, 1, told.propose, told.speculator, "bench")
     engine = EngineOptions(kv_memory=told.kv_memory, quantization=told.quantization)
     if models is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 
 from rich.console import Console
 from rich.progress import (
@@ -16,6 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.text import Text
+
+from outrider.telemetry.logs import utc
 
 STYLES = {"router": "cyan", "verifier": "green", "drafter": "magenta"}
 
@@ -80,6 +83,10 @@ class ServeDisplay:
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
+def _said(text: str) -> dict[str, object]:
+    return {"time": utc(time.time()), "level": "info", "logger": "outrider_cli", "message": text}
+
+
 class JsonDisplay:
     """A supervisor's Display of JSON lines: those that children log, with their names, and their other words
     as such lines."""
@@ -98,10 +105,10 @@ class JsonDisplay:
         if text.startswith("{"):
             with contextlib.suppress(ValueError):
                 logged = json.loads(text)
-        self._print({"process": name, **(logged if isinstance(logged, dict) else {"message": text})})
+        self._print({"process": name, **(logged if isinstance(logged, dict) else _said(text))})
 
     def note(self, text: str) -> None:
-        self._print({"process": "serve", "message": text})
+        self._print({"process": "serve", **_said(text)})
 
     def block(self, text: str) -> None:
         self.note(text)

@@ -176,8 +176,8 @@ def choose_models(
     if target is not None and (draft or propose or speculator) is None and drafters > 0:
         fail(
             command,
-            "--target is given without --draft: name a draft model, "
-            "or say --propose suffix, or --drafters 0 for plain decoding",
+            "--target is given without --draft: name a draft model, or say --propose suffix"
+            + (", or --drafters 0 for plain decoding" if command == "serve" else ""),
             WRONG_USAGE,
         )
     if target is not None:

@@ -161,7 +161,7 @@ def main(descriptor: int) -> None:
     with spared_imports():
         for name in IMPORTED:
             import_module(name)
-        from outrider.worker.followers import die_with
+        from outrider.worker.parent import die_with
     control = socket.socket(fileno=descriptor)
     woken, waking = os.pipe()
     os.set_blocking(waking, False)

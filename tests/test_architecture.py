@@ -40,6 +40,7 @@ WALL_CLOCK = re.compile(r"\btime\.time(_ns)?\b|\bdatetime\.(now|utcnow|today)\b|
 TELLS_PEOPLE_THE_TIME = {  # by the wall clock, which may jump: nothing is decided by it
     "outrider/telemetry/otlp.py",
     "outrider/telemetry/otlp_metrics.py",
+    "outrider_cli/display.py",
     "outrider_cli/doctor_command.py",
     "router/api/grpc_generation.py",
     "router/api/http.py",

@@ -17,6 +17,12 @@ ROOMS = ("outrider", "router", "verifier", "drafter", "deploy")  # whose loggers
 FIGURES = "figures"  # of a record: what is told beside its message
 
 
+def utc(seconds: float) -> str:
+    """Returns an instant of Unix time as lines of JSON have it."""
+    at = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return at.replace("+00:00", "Z")
+
+
 class TextFormatter(logging.Formatter):
     """`TIME LEVEL LOGGER: MESSAGE`, and the figures after it."""
 
@@ -37,9 +43,8 @@ class JsonFormatter(logging.Formatter):
     """An object a line: time (ISO 8601, UTC), level, logger, message; the figures; a trace as `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         told: dict[str, Any] = {
-            "time": at.replace("+00:00", "Z"),
+            "time": utc(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -10,10 +10,13 @@ import os
 import signal
 import sys
 
+from outrider.worker.parent import die_with
+
 
 def main(parent: str, spec: str) -> int:
     """Follows until the leader stops it, and returns the exit code. `parent`: process id of the worker that
     it ends with. `spec`: a FollowerSpec as JSON."""
+    die_with(int(parent))  # before what takes long: until then it heeds nobody
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the worker says when it is over
     threads = json.loads(spec)["options"]["threads"]
@@ -25,9 +28,8 @@ def main(parent: str, spec: str) -> int:
 
     with spared_imports():
         from outrider.telemetry.logs import log_to_stderr, take_over
-        from outrider.worker.followers import AFTER_ANOTHER, FollowerSpec, die_with, follow
+        from outrider.worker.followers import AFTER_ANOTHER, FollowerSpec, follow
 
-    die_with(int(parent))
     told = FollowerSpec.from_json(spec)
     log_to_stderr(told.logging)
     take_over()

@@ -6,7 +6,6 @@ function of its own, and has each of its processes call `follow`.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -28,7 +27,6 @@ from outrider.worker.garbage import spare_what_is_there
 
 __all__ = ["FollowerProcesses", "FollowerSpec", "Followers", "StartFollowers", "follow"]
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 AFTER_ANOTHER = 3  # exit code of a follower that ends as the group broke
 
 
@@ -121,14 +119,6 @@ class FollowerProcesses:
             process.kill()  # it holds nothing that would have to be saved; one that has ended is left alone
         for process in self._processes.values():
             process.wait()
-
-
-def die_with(parent: int) -> None:
-    """Lets the kernel kill this process when the parent's dies (Linux); ends it if that has happened."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _start(spec: FollowerSpec) -> subprocess.Popen[Any]:

@@ -121,12 +121,12 @@ class Pair:
 
 def main(parent: str, threads: str, target: str, draft: str) -> None:
     """Answers until standard input ends."""
+    from outrider.worker.parent import die_with
+
+    die_with(int(parent))
     import torch
     from transformers.utils import logging
 
-    from outrider.worker.followers import die_with
-
-    die_with(int(parent))
     torch.set_num_threads(int(threads))
     logging.set_verbosity_error()
     logging.disable_progress_bar()

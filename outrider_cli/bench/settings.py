@@ -49,7 +49,7 @@ class Settings:
     def __post_init__(self) -> None:
         for workload in self.workloads:
             if workload not in (*WORKLOADS, *suite()):
-                raise StartupError(f"--workload {workload} is not one of {', '.join(WORKLOADS)}")
+                raise StartupError(f"--workload {workload} is not one of {', '.join((*WORKLOADS, *suite()))}")
         if (self.url is None) == (self.models is None):
             raise StartupError(
                 "--url measures a server that is there: leave out --target and --draft, or --url"

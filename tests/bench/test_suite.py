@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from demo import pair
+from outrider.errors import OutriderError
 from outrider.options.option import build
 from outrider_cli.bench.client import _asked
 from outrider_cli.bench.loops import looped_share
@@ -59,6 +61,23 @@ def test_the_suite_asks_each_conversation_once_and_measures_what_serve_serves() 
     assert settings.workloads == tuple(suite())
     assert settings.repetitions == 10
     assert settings_of(build(BenchOptions, {"target": pair.NAME})).repetitions == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        (
+            {"url": "http://x", "target": "t"},
+            "--target is of what a run starts itself: leave it out, or --url",
+        ),
+        ({"url": "http://x", "propose": "suffix"}, "--propose is of what a run starts itself"),
+        ({"url": "http://x", "cores": "0/1"}, "--cores is of what a run starts itself"),
+        ({"model": "m"}, "--model is the name at a server that --url says: leave it out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(told: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(OutriderError, match=sentence):
+        settings_of(build(BenchOptions, told))
 
 
 @pytest.mark.process

@@ -18,9 +18,10 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors import safe_open
+from transformers import AutoTokenizer
 
 from demo.pair import TARGET
-from distillation import run
+from distillation import prompts, run
 from distillation.folder import Folder, State
 from distillation.learning import SAVED_STEPS, TEXTS_A_STEP, Learner
 from distillation.options import DistillOptions
@@ -31,6 +32,7 @@ from distillation.writing import write
 from outrider.engine.loading import load_engine, load_model, load_tokenizer
 from outrider.errors import OutriderError, StartupError
 from outrider.sampling.params import SamplingParams
+from router.prompt_record import PromptRecord
 from tests.forked import parent
 from tests.in_process import Cluster
 from tests.tiny_models import build
@@ -194,6 +196,20 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     with pytest.raises(OutriderError, match=sentence) as error:
         distill(DistillOptions(**({"target": str(TARGET), "out": str(tmp_path)} | options)), Console())
     assert "\n" not in error.value.message
+
+
+def test_the_older_half_of_a_record_is_read_too(tmp_path: Path) -> None:
+    """A router that keeps prompts goes on in a new file as soon as one is full."""
+    file = tmp_path / "prompts.jsonl"
+    record = PromptRecord(file)
+    record._handler.maxBytes = 100
+    for token in range(3, 9):
+        record.add("m", (token,) * 3)
+    record.close()
+    assert file.with_name("prompts.jsonl.1").exists()
+    tokenizer = AutoTokenizer.from_pretrained(TARGET)
+    found = [one.ids for one in prompts.read(file, tokenizer)]
+    assert len(found) > len(file.read_text().splitlines()) and found[-1] == (8, 8, 8)
 
 
 @pytest.mark.parametrize(

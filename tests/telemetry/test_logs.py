@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from io import StringIO
 
 import pytest
@@ -116,10 +117,9 @@ def test_serve_puts_the_processes_names_into_their_lines() -> None:
     told = list(map(json.loads, written.getvalue().splitlines()))
     assert told[0] == {"process": "verifier-1", "level": "info", "message": "a [b]"}
     assert told[1]["message"].startswith("outrider verifier ready: 127.0.0.1:1 and")
-    assert told[2:] == [
-        {"process": "router", "message": "{broken"},
-        {"process": "serve", "message": "stopping"},
-    ]
+    for one, (process, message) in zip(told[2:], [("router", "{broken"), ("serve", "stopping")], strict=True):
+        assert (one["process"], one["message"], one["level"]) == (process, message, "info")
+        assert datetime.fromisoformat(one["time"]).tzinfo is not None and one["logger"]
 
 
 def test_a_value_with_blanks_adds_no_figures_to_a_line_of_text() -> None:
