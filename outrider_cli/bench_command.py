@@ -105,7 +105,10 @@ def settings_of(told: BenchOptions) -> Settings:
         if hasattr(os, "sched_getaffinity")
         else list(range(os.cpu_count() or 1))
     )
-    usual = ",".join(suite()) if told.suite else "code,prose,random"
+    workloads = words(told.workload or (",".join(suite()) if told.suite else "code,prose,random"))
+    for one in workloads:
+        if told.suite and one not in suite():
+            raise wrong("workload", f"must be of the suite's, {', '.join(suite())}, not {one}")
     target = told.target or (None if told.suite or told.draft else pair.NAME)
     models = None
     if told.url is not None:
@@ -120,7 +123,7 @@ def settings_of(told: BenchOptions) -> Settings:
     if models is not None:
         engine = replace(engine, quantization=quantization(engine, models))
     return Settings(
-        workloads=words(told.workload or usual),
+        workloads=workloads,
         temperatures=numbers("--temperature", told.temperature, float, 0),
         streams=tuple(int(count) for count in numbers("--streams", told.streams, int, 1)),
         rtts_ms=numbers("--rtt", told.rtt or ("0" if told.url else "0,20"), float, 0),

@@ -24,7 +24,6 @@ from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.places import host_of
 from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, caller, new_server
 from outrider.net.tls import opened
-from outrider.options.option import wrong
 from outrider.store.store import Registrar
 from outrider.telemetry.tracing import tracer_of
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
@@ -208,10 +207,8 @@ class VerifierService:
 
 
 def _as_told(model: ModelInfo, config: VerifierConfig) -> ModelInfo:
-    """Returns the model as it is to be served. Raises StartupError."""
-    most = config.max_model_len or model.max_context
-    if most > model.max_context:
-        raise wrong("max_model_len", f"must be at most the model's {model.max_context}, not {most}")
+    """Returns the model as it is to be served."""
+    most = min(config.max_model_len or model.max_context, model.max_context)
     return replace(model, aliases=config.served_names[1:], max_context=most)
 
 
@@ -247,6 +244,7 @@ async def start(
         config.engine,
         start_followers,
         config.resting_threads,
+        max_model_len=config.max_model_len,
     )
     info = replace(info, model=_as_told(info.model, config))
     engine.info = info.model

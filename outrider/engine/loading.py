@@ -9,16 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import AutoConfig, modeling_gguf_pytorch_utils
+from transformers import modeling_gguf_pytorch_utils
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from outrider.engine.assembly import build_engine
 from outrider.engine.checkpoint import Checkpoint, files_of, fingerprint, locate, look_over, unchanged
+from outrider.engine.checkpoint_config import config_of, max_context
 from outrider.engine.draft_vocabulary import read, reduce_output
 from outrider.engine.engine import Engine
 from outrider.engine.foreign_vocabulary import adopt
-from outrider.engine.gguf_file import complete, parsed_once, unused
+from outrider.engine.gguf_file import parsed_once, unused
 from outrider.engine.lent_embeddings import are_lent, borrow, check_undivided
 from outrider.engine.linear_layers import Int4, Int8, has_nibbles
 from outrider.engine.lora import adapter_files, find_adapter, fingerprint_with, merge
@@ -40,7 +41,6 @@ from outrider.wire.description import ModelInfo, TokenizerFiles
 
 __all__ = ["load_engine", "load_model", "load_tokenizer", "tokenizer_of"]
 
-MOST_CONTEXT = 2**31 - 1  # whatever a configuration says: messages have room for no more
 FREE_NUMBERS = 2**28  # that a model may have beside those in its files: tables that it makes up
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -111,7 +111,7 @@ def load_engine(
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     with parsed_once(checkpoint), unchanged(checkpoint, lambda: files_of(checkpoint)):
-        config = _config(checkpoint)
+        config = config_of(checkpoint)
         quantized = prepare(config, checkpoint, target)
         digest = fingerprint(checkpoint) if ranks is None or ranks.leads else ""
         if ranks is not None:
@@ -162,7 +162,7 @@ def tokenizer_of(path_or_id: str, lent: TokenizerFiles | None = None) -> Tokeniz
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     # The configuration of a GGUF file takes seconds to read.
-    if checkpoint.gguf is None and are_lent(_config(checkpoint), checkpoint, lent):
+    if checkpoint.gguf is None and are_lent(config_of(checkpoint), checkpoint, lent):
         assert lent is not None
         return lent
     return load_tokenizer(path_or_id)
@@ -176,7 +176,7 @@ def load_model(path_or_id: str) -> tuple[Any, ModelInfo]:
     checkpoint = locate(path_or_id)
     look_over(checkpoint)
     with parsed_once(checkpoint):
-        model = _model(checkpoint, _config(checkpoint), torch.float32, torch.device("cpu"), None)
+        model = _model(checkpoint, config_of(checkpoint), torch.float32, torch.device("cpu"), None)
     return model, describe(model, checkpoint_name(path_or_id), fingerprint(checkpoint), "cpu")
 
 
@@ -203,44 +203,6 @@ def describe(model: Any, name: str, fingerprint: str, device: str) -> ModelInfo:
         dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
         bit_exact=False,
     )
-
-
-def max_context(config: Any) -> int:
-    """Returns the most tokens of a session.
-
-    Kept to the length at which a rotary scaling that depends on the length switches over: its angles would
-    otherwise change with what else is in the batch."""
-    text = config.get_text_config()
-    longest = min(int(getattr(text, "max_position_embeddings", None) or 2**20), MOST_CONTEXT)
-    scaling = getattr(text, "rope_parameters", None) or {}
-    by_kind = scaling.values() if all(isinstance(value, dict) for value in scaling.values()) else [scaling]
-    for parameters in by_kind:
-        original = parameters.get("original_max_position_embeddings") or getattr(
-            text, "original_max_position_embeddings", None
-        )
-        if parameters.get("rope_type") == "longrope" and original:
-            longest = min(longest, int(original))
-    return longest
-
-
-def _config(checkpoint: Checkpoint) -> Any:
-    where = checkpoint.gguf or "config.json"
-    try:
-        config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False, **checkpoint.source)
-        if checkpoint.gguf is not None:
-            complete(config, checkpoint)
-    except StartupError:
-        raise
-    except Exception as error:  # unknown types and damaged values raise all kinds
-        reason = str(error).strip().split("\n")[0]
-        raise StartupError(
-            f"{checkpoint.folder / where} describes no model that transformers knows ({reason})"
-        ) from None
-    if auto_class(config) is None:
-        raise StartupError(
-            f"{checkpoint} holds a model of type {config.model_type}, which is not a causal language model"
-        )
-    return config
 
 
 def _suits_int4(model: Any) -> bool:

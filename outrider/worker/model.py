@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from outrider.engine.checkpoint_config import check_asked
 from outrider.engine.engine import Engine
 from outrider.engine.loading import load_engine, tokenizer_of
 from outrider.engine.ranks import Ranks
@@ -32,18 +33,21 @@ async def load(
     resting_threads: int | None = None,
     read_by: Callable[[TokenizerFiles], Reading | None] = lambda _: None,
     lender: tuple[str, TokenizerFiles] | None = None,
+    max_model_len: int | None = None,
 ) -> tuple[Engine, TokenizerFiles, WorkerInfo]:
     """Returns the model with its description, loaded on a thread with progress lines.
 
     Divided among several processes, `start_followers` starts the others. `resting_threads`: as load_engine
     has it. `read_by` is asked, for the model's tokenizer, how it is to read another's tokens, if it is.
     `lender`: the target of a draft, whose embeddings and tokenizer it has where its checkpoint has none.
-    Raises StartupError."""
+    `max_model_len`: what it is to be able to read; None = whatever it can. Raises StartupError."""
     label = f"outrider {role.name.lower()}"
 
     def progress(stage: str, share: float) -> None:
         print(f"{label}: {stage} {share:.0%}", flush=True)
 
+    if options.tensor_parallel_size > 1 or max_model_len is not None:
+        await asyncio.to_thread(check_asked, model, options.tensor_parallel_size, max_model_len)
     ranks, device = None, options.device
     if options.tensor_parallel_size > 1:
         ranks, device = Ranks.host(options.tensor_parallel_size), device_of(options.device, 0)

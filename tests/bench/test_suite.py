@@ -72,6 +72,7 @@ def test_the_suite_asks_each_conversation_once_and_measures_what_serve_serves() 
         ),
         ({"url": "http://x", "propose": "suffix"}, "--propose is of what a run starts itself"),
         ({"url": "http://x", "cores": "0/1"}, "--cores is of what a run starts itself"),
+        ({"suite": True, "workload": "code"}, "--workload must be of the suite's, chat, .*, not code"),
         ({"model": "m"}, "--model is the name at a server that --url says: leave it out"),
     ],
 )

@@ -160,7 +160,7 @@ async def test_one_that_was_taken_over_is_kept_as_well() -> None:
 
 
 async def test_what_another_router_took_over_is_its_own() -> None:
-    logs = Lossy()
+    logs = Lossy(clock=lambda: 0.0)
     async with writing(logs, ttl=0.2) as log_writer:
         keeping, over, _ = await begun(log_writer)
         found = await taken(logs, over)
@@ -203,7 +203,7 @@ async def test_what_is_kept_is_bounded() -> None:
 
 
 async def test_of_an_ordinary_answer_nothing_more_is_asked() -> None:
-    logs = Lossy()
+    logs = Lossy(clock=lambda: 0.0)
     async with writing(logs, ttl=0.2) as log_writer:
         answer(log_writer)
         await log_writer.flush()

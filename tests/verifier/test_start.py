@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from outrider.engine.runner import CallByCall
+from outrider.errors import OutriderError
 from outrider.options.engine import EngineOptions
 from outrider.store.memory import MemoryStore
+from outrider.worker import model
 from outrider.worker.worker import ready_line
 from tests.forked import said
 from tests.tiny_models import build
@@ -84,3 +86,24 @@ async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: py
         await worker.stop()
     assert ran_on == ["loading"] * loading + ["engine"] * (len(ran_on) - loading)
     assert not [each for each in threading.enumerate() if each.name.startswith("loading")]
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"max_model_len": 999_999}, "--max-model-len must be at most the model's 512, not 999999"),
+        ({"engine": EngineOptions(tensor_parallel_size=64)}, "cannot be divided among 64 processes"),
+    ],
+)
+async def test_what_its_model_cannot_be_is_said_before_anything_is_started_or_read(
+    told: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes, where a model is large; and 63 processes had been started for a typing mistake."""
+    target = str(build("llama", tmp_path / "target", max_position_embeddings=512))
+    monkeypatch.setattr(model, "load_engine", lambda *_, **__: pytest.fail("it is loaded"))
+
+    def start_followers(specs: object) -> Any:
+        pytest.fail("others are started")
+
+    with pytest.raises(OutriderError, match=re.escape(sentence)):
+        await start(VerifierConfig(target, **told), MemoryStore(), start_followers)
