@@ -19,10 +19,16 @@ FUNCTION, PARAMETER, PARAMETER_END, FUNCTION_END = "<function=", "<parameter=", 
 LINE_END, END = json.dumps("\n"), json.dumps(f"\n{PARAMETER_END}")
 ALTERNATIVES = ("anyOf", "oneOf", "allOf")
 MOST_PARTS = 64  # of a reference: what points deeper is not found
-MOST_LOOKED_AT = 16  # of them, and of values, to find out if a parameter is a text
+MOST_REFERENCES = 4  # one behind another, that are followed here
+MOST_LOOKED_AT = 16  # of alternatives, and of values, to find out if a parameter is a text
 NO_TEXT = {"properties", "items", "$ref"}  # the last where it cannot be followed
 SHARED = ("type", "minLength", "maxLength")  # what is said beside alternatives holds for each
 OF_A_TEXT = ("type", "enum", "const", "minLength", "maxLength", "properties", "items", "anyOf", "oneOf")
+BESIDE = (  # a reference
+    *(*OF_A_TEXT, "allOf", "pattern", "format", "not", "prefixItems", "minItems", "maxItems", "uniqueItems"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "required"),
+    *("additionalProperties", "patternProperties", "minProperties", "maxProperties"),
+)
 NAME = re.compile(r"[^\s>]([^\n>]{,998}[^\s>])?")  # of a parameter, as it is read from a tag
 REFERENCE = re.compile(r'("\$ref": ")#(?=["/])')
 ELSEWHERE = re.compile(r'"\$ref": "#("|/(?!(\$defs|definitions)/))')
@@ -41,11 +47,13 @@ def _texts(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any
     """Yields what a schema says of the texts that it allows, one alternative after the other. It is a
     client's, and may be anything: of its alternatives, which may name one another, the first ones are looked
     at."""
-    ahead = deque([schema])
-    for _ in range(MOST_LOOKED_AT):
+    ahead = deque[tuple[object, dict[str, Any]]]([(schema, {})])  # with what is said beside an alternative
+    for left in reversed(range(MOST_LOOKED_AT)):
         if not ahead:
             break
-        own = _resolved(ahead.popleft(), root)
+        one, beside = ahead.popleft()
+        own = _resolved(one, root)
+        own = ChainMap(own, beside) if beside else own  # type: ignore[arg-type]
         said = _says_text(own)
         if said is not False and isinstance(every := own.get("allOf"), list):
             own = _together([*(_resolved(one, root) for one in every[:MOST_LOOKED_AT]), own])
@@ -53,7 +61,8 @@ def _texts(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any
         parts = next((own[name] for name in ALTERNATIVES if isinstance(own.get(name), list)), None)
         if said is not False and parts is not None and not {"enum", "const"} & own.keys():
             shared = {name: own[name] for name in SHARED if name in own}
-            ahead += [ChainMap(one, shared) for one in parts[:MOST_LOOKED_AT] if isinstance(one, dict)]
+            room = max(0, left - len(ahead))
+            ahead += [(one, shared) for one in parts[:room]]
         elif said or (said is None and not NO_TEXT & own.keys()):
             yield own
 
@@ -74,15 +83,19 @@ def _says_text(schema: Mapping[str, Any]) -> bool | None:
 
 def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the schema that another one names, with what it says beside that. What cannot be followed is
-    left as it is: the grammar refuses it."""
-    for _ in range(MOST_LOOKED_AT):
-        name = schema.get("$ref") if isinstance(schema, Mapping) else None
-        found = _named(name, root) if isinstance(name, str) else None
-        if not isinstance(schema, Mapping) or not isinstance(found, Mapping):
+    left as it is: the grammar follows or refuses it. It is asked often, and of schemas that are large: it
+    copies nothing that grows with them."""
+    if not isinstance(schema, Mapping):
+        return {}
+    found = schema
+    for _ in range(MOST_REFERENCES):
+        name = found.get("$ref")
+        there = _named(name, root) if isinstance(name, str) else None
+        if not isinstance(there, Mapping):
             break
-        beside = {key: one for key, one in schema.items() if key != "$ref"}
-        schema = ChainMap(beside, found) if beside else found  # type: ignore[arg-type]
-    return schema if isinstance(schema, Mapping) else {}
+        found = there
+    beside = {} if found is schema else {key: schema[key] for key in BESIDE if key in schema}
+    return ChainMap(beside, found) if beside else found  # type: ignore[arg-type]
 
 
 def _named(reference: str, root: Mapping[str, Any]) -> object:
