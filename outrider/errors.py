@@ -229,6 +229,10 @@ def unknown_session() -> UnknownSession:
     return UnknownSession("no session with this id is known: it never was, or it was too long ago")
 
 
+def superseded() -> Superseded:
+    return Superseded("the session goes on elsewhere: its client has come back by another connection")
+
+
 def from_grpc_code(code: int, message: str) -> OutriderError:
     """Returns the typed error for a status code that a peer reported; an unknown code stays internal."""
     return BY_GRPC_CODE.get(code, OutriderError)(message)

@@ -6,7 +6,7 @@ says nothing of the session. What it dies of itself kills one verifier after ano
 
 from __future__ import annotations
 
-from outrider.errors import Cancelled, Superseded, Unavailable
+from outrider.errors import Cancelled, Unavailable
 
 RESUME_SECONDS = 60.0  # a session that has no verifier waits so long for one
 MAX_LOSSES = 3  # that lie apart, without a token gained
@@ -62,7 +62,3 @@ def no_room() -> Unavailable:
 
 def cancelled() -> Cancelled:
     return Cancelled("the request was cancelled")
-
-
-def superseded() -> Superseded:
-    return Superseded("the session goes on elsewhere: its client has come back by another connection")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.errors import OutriderError
-from router.losses import superseded
+from outrider.errors import OutriderError, superseded
 from router.requests import SessionEvent
 from router.session import Session
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from outrider.store.logs import Lead
 from outrider.wire.description import TokenizerFiles as TokenizerFiles
 from outrider.wire.guesses import NO_OWN, DrafterCounts, Guesses, OwnCounts
 from outrider.wire.logprobs import Logprobs, PromptLogprobs
@@ -66,6 +68,16 @@ class Events(Protocol):
     def __aiter__(self) -> AsyncIterator[SessionEvent]: ...
     def __anext__(self) -> Awaitable[SessionEvent]: ...
     def aclose(self) -> Awaitable[object]: ...
+
+
+@dataclass(eq=False)
+class Resumption:
+    """A client's coming back to an answer. Of several that come at once, at whichever routers, the one that
+    takes its first session last has them all: else each might get some, and nobody the answer."""
+
+    first: SessionId
+    lead: Lead | None = None  # once that one is here
+    led: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +142,10 @@ class SessionRunner(Protocol):
         store cannot be asked."""
         ...
 
-    def resume(self, session_id: SessionId) -> Events:
+    def resume(self, session_id: SessionId, resumption: Resumption | None = None) -> Events:
         """SessionBegun with all steps that its log has, then new events as by `run`. Whoever else
-        iterates the session hears Superseded. Raises what `recall` and `run` raise."""
+        iterates the session hears Superseded. `resumption`: of the answer that it is of, whose first session
+        is resumed, too; None = it is the only one. Raises what `recall` and `run` raise."""
         ...
 
     def keep(self, session_ids: Sequence[SessionId]) -> AbstractContextManager[None]:

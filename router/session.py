@@ -16,6 +16,7 @@ from outrider.errors import (
     OutriderError,
     Superseded,
     Unavailable,
+    superseded,
 )
 from outrider.wire.session import FinishReason, SessionId
 from outrider.wire.verifier_sessions import Committed
@@ -60,7 +61,7 @@ class Session:
         self.transcript = transcript
         self._request = request
         self._log_writer = log_writer
-        self._cursor = (
+        self.cursor = (
             log_writer.begin(transcript, self._superseded)
             if taken is None
             else log_writer.go_on(taken, self._superseded)
@@ -186,7 +187,7 @@ class Session:
             self._verifier.close(self.id)
             self._fleet.standings.gone(self._verifier, self._request.owner)
         self.draft.close(self.outcome)
-        self._log_writer.close(self._cursor)
+        self._log_writer.close(self.cursor)
 
     def _note(self, event: Event) -> None:
         if (span := self.draft.span) is not None:
@@ -235,7 +236,7 @@ class Session:
                 self._fleet.standings.served(self._verifier, self._request.owner)
             self._note(Event.TOKENS)
         self.transcript.add(step)
-        self._log_writer.note(self._cursor)
+        self._log_writer.note(self.cursor)
         self.news.set()
         self.draft.committed(step)
         return True
@@ -264,7 +265,7 @@ class Session:
 
     async def _ask_log(self, verifier: Verifier | None) -> None:
         """Its verifier says that it is cancelled, or another router's: so it is if its log says so."""
-        claim, mine = await self._log_writer.claim(self._cursor), self._cursor.owner
+        claim, mine = await self._log_writer.claim(self.cursor), self.cursor.owner
         if self._verifier is not verifier or not self._state.placed:
             return
         if claim is not None and claim.cancelled:
@@ -378,7 +379,7 @@ class Session:
 
     def _superseded(self) -> None:
         """Another router goes on with it."""
-        self._end(losses.superseded())
+        self._end(superseded())
 
     def _end(self, outcome: SessionEnded | OutriderError) -> None:
         """An end or a cancellation is final, and logged; after any other error somebody may go on."""
@@ -389,7 +390,7 @@ class Session:
             self.transcript.end = outcome.reason
         elif isinstance(outcome, Cancelled):
             self.transcript.end = FinishReason.CANCELLED
-        self._log_writer.note(self._cursor)
+        self._log_writer.note(self.cursor)
         self.news.set()
         self.close()
 

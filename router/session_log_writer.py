@@ -23,7 +23,7 @@ from itertools import islice
 from typing import NoReturn
 
 from outrider.errors import OutriderError, Unavailable, unknown_session
-from outrider.store.logs import SESSION_TTL_SECONDS, Append, Claim, Owner, SessionLogs
+from outrider.store.logs import SESSION_TTL_SECONDS, Append, Claim, Lead, Owner, SessionLogs
 from outrider.wire.session import SessionId
 from outrider.wire.session_log import UNLOGGED_RECORD, is_end
 from router.held_logs import ClosedLogs, KeptLogs, LogCursor, TakenSession
@@ -193,8 +193,9 @@ class SessionLogWriter:
             return last is not None and is_end(last)
         return False
 
-    async def take(self, session_id: SessionId) -> TakenSession:
-        """Takes the log over, from whichever router. Raises UnknownSession or Unavailable."""
+    async def take(self, session_id: SessionId, lead: Lead | None = None) -> TakenSession:
+        """Takes the log over, from whichever router. Raises UnknownSession or Unavailable, and Superseded if
+        another router has taken the log of `lead` since; None = nobody leads."""
         cursor = self._held(session_id)
         try:
             if cursor is not None:
@@ -203,7 +204,7 @@ class SessionLogWriter:
                     raise Unavailable(self.degraded)
             while cursor is not None and self._dirty.get(session_id) is cursor:
                 await self._write(self._one_writing(deque((cursor,))))
-            taken = await self._logs.take(session_id, self._name, self._ttl_seconds)
+            taken = await self._logs.take(session_id, self._name, self._ttl_seconds, lead)
         except Unavailable:
             if cursor is None or self._held(session_id) is not cursor:
                 raise

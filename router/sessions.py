@@ -13,7 +13,8 @@ from functools import partial
 from itertools import chain
 from weakref import WeakValueDictionary
 
-from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
+from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel, superseded
+from outrider.store.logs import Lead
 from outrider.telemetry.spans import Tracer, current_trace
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router import losses
@@ -26,6 +27,7 @@ from router.rebalance import has_room, sessions_to_move
 from router.requests import (
     GenerationRequest,
     Recalled,
+    Resumption,
     ServedModel,
     SessionBegun,
     SessionEnded,
@@ -78,6 +80,9 @@ class Sessions:
         self._open: dict[SessionId, Session] = {}
         self._of: Counter[str] = Counter()  # of them, by whose key they were asked with
         self._resuming = WeakValueDictionary[SessionId, asyncio.Lock]()
+        self._resumptions = WeakValueDictionary[
+            SessionId, Resumption
+        ]()  # by first session; the latest of each
         self._lasting = Lasting()
         self._pairs = Pairs()
         self._idle = asyncio.Event()
@@ -119,24 +124,44 @@ class Sessions:
         transcript = await self._log_writer.read(session_id) if session is None else session.transcript
         return Recalled(transcript.request, transcript.answer)
 
-    async def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
+    async def resume(
+        self, session_id: SessionId, resumption: Resumption | None = None
+    ) -> AsyncGenerator[SessionEvent, None]:
+        resumption = resumption or Resumption(session_id)
+        leads = session_id == resumption.first
+        if not leads:
+            await resumption.led.wait()
         async with self._resuming.setdefault(session_id, asyncio.Lock()):  # else one's log is taken from it
-            session = self._resumable(session_id)
-            taken = None if session is not None else await self._log_writer.take(session_id)
-            if taken is not None and taken.transcript.reached is None:
-                session = self._readmit(taken)
-        if session is None:
-            assert taken is not None
-            yield SessionBegun(taken.transcript.known(), over=True)
-            end = taken.transcript.reached
-            if end is None or end is FinishReason.CANCELLED:
+            if not leads and self._resumptions.get(resumption.first) is not resumption:
+                raise superseded()
+            found = await self._take_up(session_id, resumption.lead)
+            if leads:
+                owner = found.cursor.owner if isinstance(found, Session) else found.owner
+                resumption.lead = Lead(session_id, owner)
+                resumption.led.set()
+                self._resumptions[session_id] = resumption
+        if isinstance(found, TakenSession):
+            end = found.transcript.reached
+            yield SessionBegun(found.transcript.known(), over=True)
+            assert end is not None, "else the session is taken up"
+            if end is FinishReason.CANCELLED:
                 raise losses.cancelled()
             yield SessionEnded(end)
             return
-        session.expire_at(None)  # that was the former client's
-        async with aclosing(self._events(lambda: session)) as events:
+        found.expire_at(None)  # that was the former client's
+        async with aclosing(self._events(lambda: found)) as events:
             async for event in events:
                 yield event
+
+    async def _take_up(self, session_id: SessionId, lead: Lead | None) -> Session | TakenSession:
+        """Returns the session, or its log if it is over."""
+        session = self._resumable(session_id)
+        if session is None:
+            taken = await self._log_writer.take(session_id, lead)
+            if taken.transcript.reached is not None:
+                return taken
+            session = self._readmit(taken)
+        return session
 
     def _resumable(self, session_id: SessionId) -> Session | None:
         """Returns the open session, unless it has broken off and only its reader does not know it yet."""

@@ -31,6 +31,10 @@ class Owner:
     name: str  # of a router's incarnation
     generation: int = 0  # 0 = it began the log; every take is one more
 
+    def prevails_over(self, other: Owner) -> bool:
+        """Returns whether this one may append to a log where the store has that owner."""
+        return self == other or self.generation > other.generation
+
 
 class Append(NamedTuple):
     """Records for the end of one log. Records that the log has already are skipped: an answer may have
@@ -49,6 +53,13 @@ class Claim:
 
     owner: Owner
     cancelled: bool
+
+
+class Lead(NamedTuple):
+    """The first log of an answer, as an owner took it. Who took it last may take the answer's others."""
+
+    session_id: SessionId
+    owner: Owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +84,11 @@ class SessionLogs(Protocol):
         """
         ...
 
-    async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
+    async def take(
+        self, session_id: SessionId, name: str, ttl_seconds: float, lead: Lead | None = None
+    ) -> Taken | None:
         """Makes `name` the owner of the log, as the next generation. Returns the whole log, or None if
-        there is none."""
+        there is none. Raises Superseded if another has taken the log of `lead` since; None = nobody leads."""
         ...
 
     async def read(self, session_id: SessionId) -> bytes | None:

@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
+from outrider.errors import superseded
+from outrider.store.logs import MAX_BYTES, Append, Claim, Lead, Owner, Taken
 from outrider.wire.session import SessionId
 
 LOG_BYTES = 500  # that a log takes up beside its records
@@ -55,7 +56,7 @@ class MemorySessionLogs:
     def _append(self, append: Append, expires: float) -> int | None:
         log = self._live(append.session_id)
         if log is not None and log.owner != append.owner:
-            if log.owner.generation >= append.owner.generation:
+            if not append.owner.prevails_over(log.owner):
                 return None
             self._forget(append.session_id)
             log = None
@@ -73,7 +74,12 @@ class MemorySessionLogs:
             self._renew(append.session_id, log, log.size - before, expires)
         return log.length
 
-    async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
+    async def take(
+        self, session_id: SessionId, name: str, ttl_seconds: float, lead: Lead | None = None
+    ) -> Taken | None:
+        led = None if lead is None else self._live(lead.session_id)
+        if lead is not None and led is not None and not lead.owner.prevails_over(led.owner):
+            raise superseded()
         log = self._live(session_id)
         if log is None:
             return None

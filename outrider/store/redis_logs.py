@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from outrider.store.logs import MAX_BYTES, Append, Claim, Owner, Taken
+from outrider.errors import superseded
+from outrider.store.logs import MAX_BYTES, Append, Claim, Lead, Owner, Taken
 from outrider.store.redis_answers import Asked, read, whole_bytes
 from outrider.store.redis_keys import KEEP
 from outrider.wire.session import SessionId
@@ -159,7 +160,14 @@ return answers
 MAKE_ROOM = (
     BOOKS + "drop(tonumber(redis.call('GET', TOTAL) or 0) * tonumber(ARGV[1]), function() return false end)"
 )
+# KEYS: stream and owner, and the owner of the lead, if there is one. ARGV: name, ttl in ms; the lead's name
+# and generation.
 TAKE = """
+if KEYS[3] then
+  local led = redis.call('HMGET', KEYS[3], 'name', 'generation')
+  local before, known = tonumber(led[2] or -1), tonumber(ARGV[4])
+  if before > known or (before == known and led[1] ~= ARGV[3]) then return -1 end
+end
 if redis.call('EXISTS', KEYS[1], KEYS[2]) < 2 then return false end
 redis.call('HSET', KEYS[2], 'name', ARGV[1])
 local generation = redis.call('HINCRBY', KEYS[2], 'generation', 1)
@@ -206,9 +214,18 @@ class RedisSessionLogs:
         await self._make_room(args=[STAYS])
         return await self._append(keys=keys, args=args)
 
-    async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
-        asked = self._take(keys=_keys(session_id), args=[name, _milliseconds(ttl_seconds)])
-        return await self._asked(read(asked, partial(_taken, name)))
+    async def take(
+        self, session_id: SessionId, name: str, ttl_seconds: float, lead: Lead | None = None
+    ) -> Taken | None:
+        keys = _keys(session_id)
+        args: list[Any] = [name, _milliseconds(ttl_seconds)]
+        if lead is not None:
+            keys.append(_keys(lead.session_id)[1])
+            args += (lead.owner.name, lead.owner.generation)
+        answer = await self._asked(read(self._take(keys=keys, args=args), partial(_taken, name)))
+        if answer == SUPERSEDED:
+            raise superseded()
+        return cast(Taken | None, answer)
 
     async def read(self, session_id: SessionId) -> bytes | None:
         stream, _ = _keys(session_id)
@@ -237,10 +254,10 @@ def _lengths(appends: Sequence[Append], answer: Any) -> list[int | None]:
     return lengths
 
 
-def _taken(name: str, answer: Any) -> Taken | None:
+def _taken(name: str, answer: Any) -> Any:
     """Reads what TAKE answers."""
-    if answer is None:
-        return None
+    if answer is None or answer == SUPERSEDED:
+        return answer
     generation, length, content = answer
     return Taken(Owner(name, int(generation)), int(length), whole_bytes(content))
 

@@ -27,7 +27,7 @@ from router.api.stream import Items, internal_error
 from router.api.threads import TINY_BYTES, Retelling, beside
 from router.api.validation import Generation
 from router.metrics import Metrics
-from router.requests import Events, GenerationRequest, SessionBegun
+from router.requests import Events, GenerationRequest, Resumption, SessionBegun
 
 logger = logging.getLogger(__name__)
 
@@ -133,10 +133,11 @@ class GenerationServicer:
             )
         after = after if any(after) else (0,) * record.prompts
         position.check(after, generation.sessions)
+        resumption = Resumption(session_id)
 
         def start(session: GenerationRequest) -> Events:
             assert session.session_id is not None
-            return self._runner.resume(session.session_id)
+            return self._runner.resume(session.session_id, resumption)
 
         return (
             generation,

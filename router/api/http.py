@@ -54,7 +54,7 @@ from router.api.telling import telling
 from router.api.threads import SMALL_BYTES, TINY_BYTES, beside
 from router.api.validation import Generation, called
 from router.metrics import Metrics
-from router.requests import Events, GenerationRequest, ServedModel, SessionBegun
+from router.requests import Events, GenerationRequest, Resumption, ServedModel, SessionBegun
 
 READ = ["GET", "HEAD"]
 MANY_SCORES = 2**14  # log-probabilities of a whole answer, which is not held as JSON if it has more
@@ -200,10 +200,11 @@ def create_app(
         if after is not None:
             position.check(after, generation.sessions)
         from_start = telling(record, generation).from_start
+        resumption = Resumption(session_id)
 
         def start(session: GenerationRequest) -> Events:
             assert session.session_id is not None
-            events = runner.resume(session.session_id)
+            events = runner.resume(session.session_id, resumption)
             return position.cut(events, after[0]) if from_start and after is not None else events
 
         async def told_again() -> Items:

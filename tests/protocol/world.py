@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.errors import OutriderError, Unavailable
 from outrider.net.rpc import Outbox
-from outrider.store.logs import Append, Claim, Taken
+from outrider.store.logs import Append, Claim, Lead, Taken
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
@@ -216,9 +216,11 @@ class Storage:
         self._check(before=False)
         return lengths
 
-    async def take(self, session_id: SessionId, name: str, ttl_seconds: float) -> Taken | None:
+    async def take(
+        self, session_id: SessionId, name: str, ttl_seconds: float, lead: Lead | None = None
+    ) -> Taken | None:
         self._check(before=True)
-        taken = await self._world.logs.take(session_id, name, ttl_seconds)
+        taken = await self._world.logs.take(session_id, name, ttl_seconds, lead)
         self._check(before=False)
         return taken
 

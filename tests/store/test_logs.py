@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.store.logs import Append, Claim, Owner, SessionLogs, Taken
+from outrider.errors import Superseded
+from outrider.store.logs import Append, Claim, Lead, Owner, SessionLogs, Taken
 from outrider.store.memory_logs import LOG_BYTES, MemorySessionLogs
 from outrider.store.redis import RedisStore
 from outrider.store.redis_logs import RedisSessionLogs
@@ -110,6 +111,28 @@ async def test_only_the_owner_appends_and_who_takes_the_log_is_the_owner(logs: S
     assert await logs.append([append(2, b"2", owner=taken.owner)], TTL) == [None]
     assert await logs.append([append(2, b"2")], TTL) == [None], "what it was before it was taken from it"
     assert await logs.append([append(2, b"2", owner=again.owner)], TTL) == [3]
+
+
+async def test_who_has_the_first_log_of_an_answer_may_take_its_others(logs: SessionLogs) -> None:
+    await logs.append([append(0, b"first"), append(0, b"second", session=OTHER)], TTL)
+    one, other = await logs.take(ONE, "one", TTL), await logs.take(ONE, "other", TTL)
+    assert one is not None and other is not None
+    with pytest.raises(Superseded):
+        await logs.take(OTHER, "one", TTL, Lead(ONE, one.owner))
+    assert await logs.claim(OTHER) == Claim(A, False)
+    taken = await logs.take(OTHER, "other", TTL, Lead(ONE, other.owner))
+    assert taken == Taken(Owner("other", 1), 1, b"second")
+    with pytest.raises(Superseded):
+        await logs.take(OTHER, "other", TTL, Lead(ONE, Owner("like", other.owner.generation)))
+
+
+async def test_a_first_log_that_is_lost_or_of_before_a_loss_keeps_nobody_from_the_others(
+    logs: SessionLogs,
+) -> None:
+    await logs.append([append(0, b"second", session=OTHER)], TTL)
+    assert await logs.take(OTHER, "b", TTL, Lead(ONE, A)) == Taken(Owner("b", 1), 1, b"second")
+    await logs.append([append(0, b"first")], TTL)
+    assert await logs.take(OTHER, "c", TTL, Lead(ONE, Owner("c", 1))) is not None
 
 
 async def test_after_a_loss_the_later_owner_has_it(logs: SessionLogs) -> None:

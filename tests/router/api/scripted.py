@@ -28,6 +28,7 @@ from router.metrics import Metrics
 from router.requests import (
     GenerationRequest,
     Recalled,
+    Resumption,
     ServedModel,
     SessionBegun,
     SessionEnded,
@@ -214,7 +215,9 @@ class ScriptedRunner:
             raise unknown_session()
         return self.logs[session_id].recalled
 
-    async def resume(self, session_id: SessionId) -> AsyncGenerator[SessionEvent, None]:
+    async def resume(
+        self, session_id: SessionId, resumption: Resumption | None = None
+    ) -> AsyncGenerator[SessionEvent, None]:
         await self.recall(session_id)
         log = self.logs[session_id]
         log.takes += 1
