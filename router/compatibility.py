@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from outrider.wire.description import TokenizerFiles, WorkerInfo
+from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Role, WorkerKey
 
 
@@ -26,7 +26,8 @@ class Registration:
 def incompatibility(newcomer: Registration, verifiers: Iterable[Registration]) -> str | None:
     """Returns a sentence that says why `newcomer` cannot work with `verifiers`, or None.
 
-    A verifier must run a model that can be served, the same as every other of its name; a drafter must have
+    A verifier must run a model that can be served, the same as every other of its name, and by no name that
+    another model has; a drafter must have
     the tokenizer of a served model, or no tokenizer, and fits while no model is served.
     """
     others = [one for one in verifiers if one.key != newcomer.key]
@@ -36,6 +37,8 @@ def incompatibility(newcomer: Registration, verifiers: Iterable[Registration]) -
     sizes = (info.model.vocab_size, info.model.max_context, info.kv_blocks, info.kv_block_size)
     if not (name and min(sizes)):  # clients are told them
         return "a verifier's model has a name, and its vocabulary, its context and its KV pool have a size"
+    if (taken := _taken_name(info.model, others)) is not None:
+        return f"another verifier serves a model or an alias {taken!r}: leave that name out of this one's"
     for other in (one for one in others if one.info.model.name == name):
         for what, theirs, ours in (
             ("tokenizer", other.info.identity.tokenizer_hash, newcomer.info.identity.tokenizer_hash),
@@ -46,6 +49,15 @@ def incompatibility(newcomer: Registration, verifiers: Iterable[Registration]) -
                     f"another verifier serves {name!r} with a different {what} (its hash is {theirs}, this "
                     f"worker's {ours}): load the same checkpoint on both, or give this model another name"
                 )
+    return None
+
+
+def _taken_name(model: ModelInfo, verifiers: Iterable[Registration]) -> str | None:
+    """Returns a name of another model, or an alias, that this one would have, too; None = there is none."""
+    names = {model.name, *model.aliases}
+    for other in (one.info.model for one in verifiers if one.info.model.name != model.name):
+        for taken in sorted(names & {other.name, *other.aliases}):
+            return taken
     return None
 
 

@@ -100,9 +100,9 @@ class Sessions:
         models = self.models() + self._fleet.absent_models()
         if not models:
             raise Unavailable("no target worker is registered at the moment; try again shortly")
-        for model in models:
-            if name in ("", model.name, *model.aliases):
-                return replace(model, absent_context=self._fleet.absent_context(model.name))
+        by_name = [model for model in models if name in ("", model.name)]
+        for model in by_name or [model for model in models if name in model.aliases]:
+            return replace(model, absent_context=self._fleet.absent_context(model.name))
         served = ", ".join(repr(model.name) for model in models)
         raise UnknownModel(f"the model {name!r} is not served here; there is {served}", field="model")
 

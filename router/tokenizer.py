@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
+from itertools import chain
+from json import loads
+from typing import Any
 
 import tokenizers
 
@@ -16,6 +20,7 @@ from router.rendering import Conversation
 from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
+MOST_GROWTH = 64  # bytes that a tokenizer may make of one; those of known models make up to 6
 PIECE = 2**14  # characters of a text that are tokenized to count, and tokens of which the text is counted
 HUGE = (
     2**20
@@ -140,6 +145,31 @@ def _build(
 
 def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(files.json)
+        found = tokenizers.Tokenizer.from_str(files.json)
     except Exception as error:  # the library raises plain Exception
         raise PeerRefused(f"the tokenizer cannot be read: {error}") from error
+    parts = {"normalizer": found.normalizer, "pre_tokenizer": found.pre_tokenizer, "decoder": found.decoder}
+    for name, part in parts.items():
+        if part is not None and _growth(loads(part.__getstate__())) > MOST_GROWTH:
+            raise PeerRefused(
+                f"the tokenizer's {name} may make more than {MOST_GROWTH} bytes of one: a short text could "
+                "take all memory of a router"
+            )
+    return found
+
+
+def _growth(part: Mapping[str, Any]) -> int:
+    """Returns how many bytes a part of a tokenizer may make of one, counting what does so each time that it
+    stands in a row."""
+    match part:
+        case {"type": "Sequence"}:
+            inner = chain.from_iterable(value for value in part.values() if isinstance(value, list))
+            return min(math.prod(map(_growth, inner)), 2**31)
+        case {"type": "Replace", "pattern": pattern, "content": content}:
+            found = pattern.get("String") or " "  # an expression may fit one character
+            return max(1, -(-len(content.encode()) // len(found.encode())))
+        case {"type": "ByteLevel"}:
+            return 2
+        case {"type": "Metaspace"}:
+            return 3
+    return 1

@@ -75,10 +75,12 @@ def schedule(
     any drafts, those of sessions that were interrupted before those that have not begun, and tenants by
     turns; while a long prompt is read, shorter ones of other tenants get up to half of the tokens. Drafts get
     what is left of tokens and blocks. Where blocks run out, the session that loses least gives its own up, so
-    that the one that has most always goes on. Where places run out, a tenant that has two more of them than
-    the next prompt's tenant gives one up.
+    that the one that has most always goes on: one of the tenant that has most, if that keeps as many as the
+    tenant that wants more, and none of a tenant that has fewer. Where places run out, a tenant that has two
+    more of them than the next prompt's tenant gives one up.
     """
     granted: dict[int, int] = {}  # candidate -> pending tokens to run
+    blocks = _blocks_of_tenants(candidates)
     budget = limits.max_tokens
     decoding: dict[int, int] = {}  # candidate -> blocks that its token takes
     read: list[int] = []  # those that may be read
@@ -90,11 +92,11 @@ def schedule(
         elif budget > 0 and len(granted) < limits.sessions:
             need = _blocks_needed(candidate, 1, limits)
             if need > available:
-                return Schedule(preempt=_loses_least(candidates, lost))
+                return Schedule(preempt=_makes_room(candidates, lost, blocks, candidate, need))
             granted[index], available, budget = 1, available - need, budget - 1
             decoding[index] = need
 
-    reserve = len(decoding)  # a block of growth for each session that decodes
+    growing = Counter(candidates[index].tenant for index in decoding)
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
     reading, scored = min(budget, chunk) if decoding else budget, limits.scored
     held = Counter(candidate.tenant for candidate in candidates if candidate.blocks > 0)
@@ -129,11 +131,17 @@ def schedule(
             found = cached(index) if cached is not None else Cached()
             count = min(candidate.pending - found.tokens, most)
             need = _blocks_needed(candidate, candidate.pending + 1, limits) - found.held
+            then = blocks[candidate.tenant] + need
+            # A block of growth for each session that decodes, but of who has more: it takes from its own.
+            reserve = sum(n for tenant, n in growing.items() if blocks[tenant] <= then)
             if at_once and need + reserve + room > available:
                 continue
             if need + reserve > available:
                 victims = _giving_way(candidates, candidate.priority)
                 if need + reserve <= available + sum(candidates[each].blocks for each in victims):
+                    return Schedule(preempt=_loses_least(candidates, lost, victims))
+                victims = _sharing(candidates, blocks, candidate, need)
+                if victims and need + reserve <= available + sum(max(0, n - then) for n in blocks.values()):
                     return Schedule(preempt=_loses_least(candidates, lost, victims))
                 if candidate.yields and not candidate.preempted:
                     continue
@@ -154,7 +162,7 @@ def schedule(
             if at_once and need + room > available:
                 continue
             if need > available:
-                return Schedule(preempt=_loses_least(candidates, lost))
+                return Schedule(preempt=_makes_room(candidates, lost, blocks, candidate, need))
         granted[index], available = count, available - need
         reading, budget = reading - count, budget - count
         half -= count if at_once else 0
@@ -173,6 +181,13 @@ def schedule(
 def _blocks_needed(candidate: Candidate, tokens: int, limits: Limits) -> int:
     """Returns how many blocks are to be taken so that `tokens` more tokens have a slot."""
     return max(0, -(-(candidate.cached + tokens) // limits.block_size) - candidate.blocks)
+
+
+def _blocks_of_tenants(candidates: Iterable[Candidate]) -> Counter[bytes]:
+    blocks = Counter[bytes]()
+    for candidate in candidates:
+        blocks[candidate.tenant] += candidate.blocks
+    return blocks
 
 
 def _turns(
@@ -218,6 +233,40 @@ def _giving_way(candidates: Sequence[Candidate], priority: int) -> list[int]:
     return [index for index, other in enumerate(candidates) if other.blocks > 0 and other.priority > priority]
 
 
+def _sharing(candidates: Sequence[Candidate], blocks: Counter[bytes], one: Candidate, need: int) -> list[int]:
+    """Returns those of other tenants of which one gives its blocks to a candidate that needs so many: their
+    tenant still has as many then as the candidate's. Of such tenants it is the one that has most."""
+    then = blocks[one.tenant] + need
+    having = [
+        index
+        for index, other in enumerate(candidates)
+        if other.blocks > 0
+        and other.tenant != one.tenant
+        and other.priority == one.priority
+        and blocks[other.tenant] - other.blocks >= then
+    ]
+    most = max((blocks[candidates[index].tenant] for index in having), default=0)
+    return [index for index in having if blocks[candidates[index].tenant] == most]
+
+
+def _makes_room(
+    candidates: Sequence[Candidate],
+    lost: Callable[[int], int] | None,
+    blocks: Counter[bytes],
+    one: Candidate,
+    need: int,
+) -> int:
+    """Returns the holder of blocks that gives them up so that one that has some goes on. No tenant that has
+    fewer gives any."""
+    others = [
+        index
+        for index, other in enumerate(candidates)
+        if other.blocks > 0 and other.priority == one.priority and blocks[other.tenant] >= blocks[one.tenant]
+    ]
+    victims = _giving_way(candidates, one.priority) or _sharing(candidates, blocks, one, need) or others
+    return _loses_least(candidates, lost, victims)
+
+
 def _giving_place(candidates: Sequence[Candidate], newcomer: Candidate, held: Counter[bytes]) -> list[int]:
     """Returns those of which one gives its place to a newcomer: that give way to it, or else those of the
     tenant that has most of them, and still has one more if one goes."""
@@ -233,10 +282,10 @@ def _giving_place(candidates: Sequence[Candidate], newcomer: Candidate, held: Co
 def _loses_least(
     candidates: Sequence[Candidate],
     lost: Callable[[int], int] | None,
-    victims: Sequence[int] | None = None,
+    victims: Sequence[int],
 ) -> int:
-    """Returns the holder of blocks that is to give them up; None: of all. It has the greatest priority, then
-    the least to compute again; of equals it is the youngest. One that was preempted often is spared, so that
+    """Returns the one of the victims that is to give its blocks up. It has the greatest priority, then the
+    least to compute again; of equals it is the youngest. One that was preempted often is spared, so that
     nobody is held up for ever by others that grow faster."""
 
     def order(index: int) -> tuple[int, int, int, int]:
@@ -244,5 +293,4 @@ def _loses_least(
         again = candidate.cached if lost is None else lost(index)
         return -candidate.priority, candidate.preempted // SPARED_AFTER, again, -index
 
-    holders = (index for index, candidate in enumerate(candidates) if candidate.blocks > 0)
-    return min(holders if victims is None else victims, key=order)
+    return min(victims, key=order)

@@ -256,7 +256,9 @@ def test_a_tenant_that_has_all_places_gives_one_up_to_anothers_first_prompt() ->
     many = [decoding(cached=20 + 16 * index)._replace(tenant=b"a") for index in range(4)]
     other = newcomer(20)._replace(tenant=b"b")
     assert schedule([*many, other], 50, PLACES).preempt == 0
-    assert schedule([*many, other], 1, PLACES).preempt is None, "it would find no room"
+    assert schedule([*many, other], 1, PLACES).preempt == 0
+    large = newcomer(16 * 20)._replace(tenant=b"b")
+    assert schedule([*many, large], 1, PLACES).preempt is None, "it would find no room"
     assert schedule([*many, newcomer(20)._replace(tenant=b"a")], 50, PLACES).preempt is None
     halves = [*many[:2], *(one._replace(tenant=b"b") for one in many[2:])]
     assert schedule([*halves, other], 50, PLACES).preempt is None
@@ -282,6 +284,78 @@ def test_what_does_not_fit_beside_its_own_tenants_texts_holds_up_no_other_tenant
     everyone = [own, large, other, small._replace(tenant=b"a"), small._replace(tenant=b"b")]
     assert [grant.index for grant in schedule(everyone, 8, LIMITS).grants] == [0, 2, 4]
     assert [grant.index for grant in schedule(everyone[1:], 8, LIMITS).grants] == [2 - 1]
+
+
+def of(tenant: bytes, cached: int) -> Candidate:
+    return decoding(cached=cached)._replace(tenant=tenant)
+
+
+def test_who_has_most_blocks_gives_some_up_to_another_tenants_prompt() -> None:
+    """Else one key's texts that fill the pool keep another's requests waiting until they are at their end."""
+    many = [of(b"a", 32 + 16 * index) for index in range(4)]  # 2, 3, 4 and 5 blocks
+    other = newcomer(20)._replace(tenant=b"b")
+    assert schedule([*many, other], 0, LIMITS).preempt == 0
+    assert schedule([*many, other._replace(tenant=b"a")], 0, LIMITS).preempt is not None, "it grows"
+    still = [one._replace(waits=True) for one in many]
+    assert schedule([*still, other], 0, LIMITS).preempt == 0
+    assert schedule([*still, other._replace(tenant=b"a")], 0, LIMITS).preempt is None
+    assert schedule([*still, newcomer(16 * 13)._replace(tenant=b"b")], 0, LIMITS).preempt is None, "in vain"
+    assert schedule([*still, other._replace(priority=1)], 0, LIMITS).preempt is None
+    assert schedule([still[3], other], 0, LIMITS).preempt is None, "its only text goes on"
+    third = of(b"c", 32)._replace(waits=True)
+    assert schedule([third, *still, other], 0, LIMITS).preempt == 1, "of the one that has most"
+
+
+def test_a_prompt_reserves_no_growth_for_a_tenant_that_has_more() -> None:
+    many, other = [of(b"a", 20)] * 6, newcomer(20)._replace(tenant=b"b")
+    granted = schedule([*many, other], 3, LIMITS).grants
+    assert granted[-1].index == 6
+    again = schedule([*many, other._replace(tenant=b"a")], 3, LIMITS).grants
+    assert len(again) == 6
+
+
+def test_who_grows_takes_from_who_has_more_and_else_from_its_own() -> None:
+    """Another's short text, which loses least, is not what one key's many texts grow by."""
+    short, many = of(b"b", 16), [of(b"a", 64), of(b"a", 48), of(b"a", 32)]
+    assert schedule([*many, short._replace(waits=True)], 0, LIMITS).preempt == 2
+    assert schedule([short, *(one._replace(waits=True) for one in many)], 0, LIMITS).preempt == 3
+    alone = of(b"a", 64)._replace(waits=True)
+    assert schedule([short, short, alone], 0, LIMITS).preempt == 1, "the one text of another goes on"
+    equal = of(b"a", 16)._replace(waits=True)
+    assert schedule([of(b"b", 32), equal], 0, LIMITS).preempt == 0, "who has fewer gives none"
+    assert schedule([of(b"b", 30), equal._replace(cached=20, blocks=2)], 0, LIMITS).preempt is None
+    assert schedule([of(b"b", 32), equal._replace(cached=20, blocks=2)], 0, LIMITS).preempt == 1
+    late = of(b"c", 64)._replace(waits=True, priority=1)
+    assert schedule([short, short, alone, late], 0, LIMITS).preempt == 3
+
+
+def test_where_one_tenants_texts_outgrow_the_pool_another_is_read_and_goes_on() -> None:
+    """In steps. And nobody is preempted for ever."""
+    texts = {index: (of(b"a", 20), 100) for index in range(20)}  # and the tokens that are left of each
+    came, told = 60, list[int]()  # steps: the other's prompt comes, its tokens are there
+    for step in range(3000):
+        if step == came:
+            texts[99] = newcomer(40)._replace(tenant=b"b"), 50
+        if not texts:
+            break
+        names, everyone = list(texts), [one for one, _ in texts.values()]
+        got = schedule(everyone, 60 - sum(one.blocks for one in everyone), LIMITS)
+        if got.preempt is not None:
+            one, left = texts[names[got.preempt]]
+            again = one.pending + one.cached, 0, 0, 0, one.preempted + 1
+            texts[names[got.preempt]] = Candidate(*again, tenant=one.tenant), left
+        for grant in got.grants:
+            name = names[grant.index]
+            one, left = texts.pop(name)
+            is_told = grant.tokens == one.pending
+            cached, pending = one.cached + grant.tokens, 1 if is_told else one.pending - grant.tokens
+            if left > is_told:
+                after = one._replace(pending=pending, cached=cached, blocks=max(one.blocks, -(-cached // 16)))
+                texts[name] = after, left - is_told
+            if is_told and name == 99:
+                told.append(step)
+    assert not texts
+    assert told[0] < came + 20 and told[-1] < came + 100
 
 
 tenants = st.lists(

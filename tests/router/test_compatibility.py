@@ -25,6 +25,23 @@ def test_workers_of_the_same_model_and_tokenizer_fit() -> None:
     assert incompatibility(worker(Role.DRAFTER, "d", model="other", fingerprint="g"), [V]) is None
 
 
+def named(worker_id: str, model: str, *aliases: str) -> Registration:
+    found = worker(Role.VERIFIER, worker_id, model=model, fingerprint=model)
+    described = replace(found.info.model, aliases=aliases)
+    return replace(found, info=replace(found.info, model=described))
+
+
+def test_no_model_takes_the_name_of_another() -> None:
+    """Or its verifier would get what clients ask of that one."""
+    there = named("v", "m", "small")
+    refused = incompatibility(named("w", "a", "m"), [there])
+    assert refused == "another verifier serves a model or an alias 'm': leave that name out of this one's"
+    assert "'small'" in (incompatibility(named("w", "small"), [there]) or "")
+    assert "'small'" in (incompatibility(named("w", "a", "b", "small"), [there]) or "")
+    assert incompatibility(named("w", "a", "b"), [there]) is None
+    assert incompatibility(named("w", "m", "small", "new"), [there]) is None
+
+
 def test_a_drafter_fits_while_no_target_is_served() -> None:
     assert incompatibility(worker(Role.DRAFTER, "d"), []) is None
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from outrider.errors import InvalidRequest, PeerRefused
 from router import tokenizer as tokenizer_module
 from router.chat_template import ChatTemplate
 from router.rendering import Conversation
+from router.requests import TokenizerFiles
 from router.tokenizer import HUGE, PIECE, load
 from router.tokenizer import Tokenizer as Tokenized
 from tests.router.api import scripted
@@ -190,6 +192,34 @@ def test_a_tokenizer_that_cannot_be_read_is_refused(broken: str) -> None:
     files = replace(scripted.files(BYTE_LEVEL), json=broken)
     with pytest.raises(PeerRefused, match="tokenizer cannot be read"):
         load(files)
+
+
+def with_part(name: str, part: Any) -> TokenizerFiles:
+    files = scripted.files(BYTE_LEVEL)
+    return replace(files, json=json.dumps(json.loads(files.json) | {name: part}))
+
+
+def test_a_tokenizer_that_makes_much_of_little_is_refused() -> None:
+    """Else a prompt of one byte is millions of tokens, for which a router has no memory."""
+    doubles = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+    def sequence(kind: str, *parts: Any) -> dict[str, Any]:
+        return {"type": "Sequence", kind: list(parts)}
+
+    several = sequence("normalizers", *[doubles] * 3)
+    for name, part in (
+        ("normalizer", sequence("normalizers", *[doubles] * 7)),
+        ("normalizer", sequence("normalizers", *[several] * 3)),
+        ("normalizer", doubles | {"content": "a" * 65}),
+        ("normalizer", doubles | {"pattern": {"Regex": ".?"}, "content": "a" * 65}),
+        ("pre_tokenizer", sequence("pretokenizers", *[bytes_of] * 7)),
+        ("decoder", sequence("decoders", *[doubles] * 7)),
+    ):
+        with pytest.raises(PeerRefused, match=f"the tokenizer's {name} may make more than 64"):
+            load(with_part(name, part))
+    spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
+    load(with_part("normalizer", sequence("normalizers", {"type": "NFKC"}, spaces, several)))
 
 
 def test_a_template_that_cannot_be_compiled_is_refused() -> None:
