@@ -107,6 +107,8 @@ def follow(engine: Engine, ranks: Ranks) -> None:
                 return
             case Kind.ANSWER:
                 ranks.answer()
+            case Kind.WARM:
+                engine.runner.stop_compiling()
             case Kind.LOGITS:
                 engine.forward(engine.prepare(message.works))
             case Kind.CHOOSE:

@@ -171,13 +171,8 @@ class Ranks:
     # -- collectives: every rank calls the same, in the same order --
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """Returns the sum of all ranks' parts. On a CPU always in the order of ranks, so that a row's bits do
-        not depend on the rows beside it; on a GPU as NCCL does it."""
-        if part.device.type != "cpu":
-            part = part.contiguous()
-            with self.talking():
-                dist.all_reduce(part)
-            return part
+        """Returns the sum of all ranks' parts, always in the order of ranks: so a row's bits do not depend on
+        the rows beside it, as they may where a library chooses the order by the size."""
         first, second, *others = self.gather(part)
         total = first + second
         for other in others:
@@ -186,10 +181,10 @@ class Ranks:
 
     def gather(self, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns all ranks' parts, which have the same shape, in the order of ranks."""
-        parts = part.new_empty(self.group.size, *part.shape).unbind()
+        parts = part.new_empty(self.group.size * part.numel())
         with self.talking():
-            dist.all_gather(list(parts), part.contiguous())
-        return parts
+            dist.all_gather_into_tensor(parts, part.reshape(-1))
+        return parts.view(self.group.size, *part.shape).unbind()
 
     def concat(self, part: torch.Tensor, width: int) -> torch.Tensor:
         """Returns [..., width] from the slices of the last dimension, which are as in `slice_of`."""

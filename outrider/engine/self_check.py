@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import DynamicCache
@@ -195,24 +196,32 @@ def kernels_keep_bits(engine: Engine) -> bool:
             noisy = _run(engine, [[LENGTH]])[0]
             found = _run(engine, [ALONE]) + _run(engine, TOGETHER)
             same = all(torch.equal(logits, noisy) for logits in found)
-        found = [_of_shape(engine, shape) for shape in getattr(engine.runner, "shapes", ())]
-        same = same and all(torch.equal(logits, whole[: len(logits)]) for logits in found)
+        same = same and all(_fills(engine, shape, whole) for shape in getattr(engine.runner, "shapes", ()))
     same = same and linears_keep_bits(model) and engine.attention.keeps_bits()
     if not same:
         log.warning("%s is not bit-exact here: a row's bits depend on its company", engine.info.name)
     return same
 
 
-def _of_shape(engine: Engine, shape: Shape) -> torch.Tensor:
-    """Returns the logits of the check's first tokens, in a step of this shape."""
+def _fills(engine: Engine, shape: Shape, whole: torch.Tensor) -> bool:
+    """Returns whether a step of this shape gives the check's first tokens the logits that they have alone, in
+    as many sessions as fill it: so every row of it is tried."""
     count = min(shape.tokens, shape.longest, LENGTH)
-    table, attention = BlockTable(), engine.attention
-    engine.pool.extend(table, count)
+    size = engine.pool.block_size
+    most = min(shape.tokens // count, engine.pool.available // -(-count // size))
+    while most > 1 and not shape.holds(np.full(most, count), size):  # what is left over is filled up
+        most -= 1
+    tables = [BlockTable() for _ in range(most)]
     try:
-        work = Work(table.blocks, 0, check_tokens(engine.info)[:count], count)
-        return engine.forward(Step(attention.prepare([work], [shape]), engine.group.encode([work]))).clone()
+        for table in tables:
+            engine.pool.extend(table, count)
+        works = [Work(table.blocks, 0, check_tokens(engine.info)[:count], count) for table in tables]
+        step = Step(engine.attention.prepare(works, [shape]), engine.group.encode(works))
+        logits = engine.forward(step)
+        return all(torch.equal(logits[at : at + count], whole[:count]) for at in range(0, len(logits), count))
     finally:
-        engine.pool.close(table)
+        for table in tables:
+            engine.pool.close(table)
 
 
 def same_bits(engine: Engine, threads: int) -> bool:

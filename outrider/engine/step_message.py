@@ -37,6 +37,7 @@ class Kind(IntEnum):
     ANSWER = 1  # show that you are there
     LOGITS = 2  # run the works; everybody gets all logits
     CHOOSE = 3  # run the works and choose a token for each row
+    WARM = 4  # compile nothing from now on
 
 
 @dataclass(frozen=True, slots=True)

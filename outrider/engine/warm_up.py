@@ -11,6 +11,7 @@ from __future__ import annotations
 from outrider.engine.engine import Engine
 from outrider.engine.flat_inputs import DRAFTED, READING_SESSIONS
 from outrider.engine.step_inputs import Work
+from outrider.engine.step_message import Kind
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.sampler import Row, TokenCounts
 
@@ -35,7 +36,8 @@ def warm_up(engine: Engine, most_tokens: int, ranked: int = 0) -> None:
         engine.choose(engine.prepare(works), rows)
         if ranked:
             engine.rank(engine.prepare(works), rows, ranked)
-    engine.runner.stop_compiling()
+    with engine.group.step(Kind.WARM, None):
+        engine.runner.stop_compiling()
 
 
 def _steps(engine: Engine, most_tokens: int) -> list[list[int]]:

@@ -6,6 +6,7 @@ import importlib
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from outrider.engine.flat_inputs import Shape
 from outrider.engine.loading import load_engine
 from outrider.engine.native import library
 from outrider.engine.parts import KERNELS, LINEARS, RECORDS, Parts, obstacle, usual
+from outrider.engine.replayed import Replayed
+from outrider.engine.self_check import kernels_keep_bits
 from outrider.errors import StartupError
 from tests.exact.test_tensor_parallel import one_by_one, run, sessions
 
@@ -49,6 +52,28 @@ def test_parts_that_go_together_give_the_same_tokens(parts: Parts, checkpoint: C
     assert engine.linears.name == parts.linears
     assert not engine.info.bit_exact, "nobody has measured it"
     assert run(engine, sessions(expected), random.Random(8)) == expected
+
+
+def test_rows_are_compared_in_all_places_of_a_recorded_step(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is called bit-exact, so its last row must be tried as well as its first."""
+    monkeypatch.setattr(replayed, "SIZES", (128,))
+    parts = Parts(("reference",), "called-again", "packed")
+    engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**24, parts=parts)
+    monkeypatch.setattr(engine.attention, "keeps_bits", lambda: True)
+    assert isinstance(engine.runner, Replayed)
+    assert kernels_keep_bits(engine)
+    free, forward = engine.pool.available, engine.runner.graphs._forward
+
+    def other_bits(*inputs: Any) -> torch.Tensor:
+        logits = forward(*inputs).clone()
+        logits[100:] *= 1.0001
+        return logits
+
+    monkeypatch.setattr(engine.runner.graphs, "_forward", other_bits)
+    assert not kernels_keep_bits(engine)
+    assert engine.pool.available == free
 
 
 def test_layers_in_8_bits_run_by_a_kernel_in_recorded_steps(checkpoint: Callable[..., Path]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +17,13 @@ from outrider.engine.fusing import fused, unfuse
 from outrider.engine.loading import load_engine, use_threads
 from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.parts import Parts
+from outrider.engine.rank_group import follow
 from outrider.engine.reference_attention import KERNEL as REFERENCE
+from outrider.engine.runner import CallByCall
 from outrider.engine.self_check import reference
+from outrider.engine.step_message import Kind, Words, encode
 from outrider.engine.warm_up import warm_up
+from outrider.sampling.vocab_parallel import Draws
 
 MOST_TOKENS = 128
 GPU = torch.device("cuda")  # none is needed: this is about the host's threads
@@ -53,7 +59,7 @@ def engine(checkpoint: Callable[..., Path]) -> Iterator[Engine]:
     torch.set_num_threads(threads)
 
 
-def step(engine: Engine, tokens: int) -> torch.Tensor:
+def step_of(engine: Engine, tokens: int) -> torch.Tensor:
     return engine.step([Work(list(range(16)), 0, [1] * tokens, 1)]).clone()
 
 
@@ -61,7 +67,7 @@ async def test_the_engines_thread_finds_what_the_loading_thread_had_compiled(eng
     before = compiled()
     assert before > 0
     for tokens in (30, 7, 12):
-        await engine.run(step, engine, tokens)
+        await engine.run(step_of, engine, tokens)
     assert compiled() == before
 
 
@@ -69,12 +75,35 @@ async def test_nothing_is_compiled_once_an_engine_is_warm(engine: Engine) -> Non
     await engine.run(warm_up, engine, MOST_TOKENS, 4)
     before = compiled()
     for tokens in (1, 30, 128, 2):
-        await engine.run(step, engine, tokens)
+        await engine.run(step_of, engine, tokens)
     assert compiled() == before, "steps of sizes that it was not warmed with"
-    expected = await engine.run(step, engine, 9)
+    expected = await engine.run(step_of, engine, 9)
     await engine.run(torch.set_num_threads, 2)  # compiled code is for one
-    assert torch.equal(await engine.run(step, engine, 9), expected)
+    assert torch.equal(await engine.run(step_of, engine, 9), expected)
     assert compiled() == before, "what was not compiled runs as it is"
+
+
+async def test_no_process_of_a_group_compiles_once_the_leader_is_warm(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a follower compiled later would hold its leader up until that counts as hung."""
+    told = [encode(Kind.STOP)]
+
+    def step(kind: Kind, works: Words | None, draws: Draws | None = None) -> AbstractContextManager[None]:
+        if kind is Kind.WARM:
+            told.insert(0, encode(kind))
+        return nullcontext()
+
+    monkeypatch.setattr(engine.group, "step", step)
+    await engine.run(warm_up, engine, MOST_TOKENS)
+    monkeypatch.undo()
+    before = compiled()
+    engine.runner = CallByCall(engine.model, engine.attention, engine.group)
+    ranks = SimpleNamespace(receive=lambda: torch.from_numpy(told.pop(0)))
+    await engine.run(follow, engine, ranks)
+    await engine.run(torch.set_num_threads, 2)  # compiled code is for one
+    await engine.run(step_of, engine, 9)
+    assert compiled() == before and not told
 
 
 def test_an_engine_of_which_nothing_is_compiled_needs_no_warming(checkpoint: Callable[..., Path]) -> None:
