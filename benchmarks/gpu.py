@@ -8,8 +8,10 @@ copy's bandwidth a single stream reaches, how long the device waits for the host
 a second at several batch sizes with and without drafts. The large target's weights are random and made on the
 device: what a step costs does not depend on them. Exactness is measured on the demo target, which is trained.
 
-Drafts here cost nothing and are accepted by the toss of a coin, at the given rate: the figures are those of
-the target's side, planning and messages apart. `--device cpu` runs a tiny model through the same code.
+There drafts cost nothing and are accepted by the toss of a coin, at the given rate: the figures are those of
+the target's side, planning and messages apart. What the whole service makes of a target of that size and its
+trained draft comes last (`--ways`), and if memory grows while streams come and go. `--device cpu` runs tiny
+models through the same code.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu_generate import GREEDY, exactness, generate_rate
 from benchmarks.gpu_report import show
-from benchmarks.gpu_timing import Device, attention_seconds, host_and_device_seconds
+from benchmarks.gpu_service import LARGE as SERVED
+from benchmarks.gpu_service import TINY as SERVED_TINY
+from benchmarks.gpu_service import WAYS, serve
+from benchmarks.gpu_timing import Device, attention_cases, host_and_device_seconds
 from benchmarks.keep import ROOT, Write, keep
 from outrider.engine.assembly import build_engine
 from outrider.engine.engine import Engine, Work
@@ -41,8 +46,7 @@ from outrider.engine.fusing import is_fused
 from outrider.engine.kv_blocks import BlockTable
 from outrider.engine.loading import describe
 from outrider.engine.packed import PackedLinear
-from outrider.engine.parts import GATHERED, Parts, kernels, usual
-from outrider.engine.reference_attention import KERNEL as REFERENCE
+from outrider.engine.parts import GATHERED, Parts, usual
 from outrider.errors import OutriderError
 from outrider.sampling.sampler import Row
 
@@ -93,7 +97,8 @@ KINDS = {
     DRAFT: "in bfloat16, of the shape of Llama 3.2 1B",
     TORCH: "in bfloat16, products by torch, layers compiled by it",
 }
-KNOWN = ",".join(KINDS)
+ON_CPU = (BFLOAT16, DRAFT, TORCH)  # weights of 8 bits are for GPUs here
+KNOWN, SERVING = ",".join(KINDS), ",".join(WAYS)
 TINY = Scale(
     {
         "hidden_size": 64,
@@ -303,7 +308,7 @@ def measure(
         "flop_per_second": device.matrix_rate(scale.matrix),
     }
     tell("attention kernels")
-    result["attention"] = list(attention_cases(scale, device))
+    result["attention"] = list(attention_cases(scale.kernel_cases, scale.config, scale.repeats, device))
     result["config"] = {"context": scale.context, **scale.config, "draft": scale.draft}
     result["drafts"] = {"acceptance": acceptance, "accepted_by": "the toss of a coin"}
     result["targets"] = {}
@@ -333,21 +338,6 @@ def measure(
         yield result
 
 
-def attention_cases(scale: Scale, device: Device) -> Iterator[dict[str, Any]]:
-    config = scale.config
-    for kernel in kernels(usual(device.torch, None).attention) if device.is_gpu else [REFERENCE]:
-        for sessions, tokens, context in scale.kernel_cases:
-            try:
-                seconds, read = attention_seconds(
-                    kernel, device, config, sessions, tokens, context, scale.repeats
-                )
-            except Exception as error:  # a kernel may not have been built for this device
-                CONSOLE.print(f"the {kernel.name} kernel does not run: {str(error).splitlines()[0]}")
-                break
-            case = {"kernel": kernel.name, "sessions": sessions, "tokens": tokens, "context": context}
-            yield {**case, "seconds": seconds, "bytes_per_second": read / seconds}
-
-
 def main(
     device: Annotated[str, typer.Option(help="cuda, cuda:N, or cpu: a dry run with a tiny model.")] = "cuda",
     target: Annotated[Path, typer.Option(help="Trained checkpoint for the check of exactness.")] = ROOT
@@ -355,27 +345,48 @@ def main(
     drafts: Annotated[int, typer.Option(min=1, max=31, help="Draft tokens of a stream in a step.")] = 4,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="How often a draft is right.")] = 0.8,
     kinds: Annotated[str, typer.Option(help="Which targets, with commas between; torch comes last.")] = KNOWN,
+    ways: Annotated[str, typer.Option(help="Which ways of serving, beside plain; empty = none.")] = SERVING,
+    draft: Annotated[Path, typer.Option(help="Its trained draft model, to serve with.")] = ROOT
+    / "demo/models/draft",
+    churn_seconds: Annotated[float, typer.Option(min=0, help="For which streams come and go.")] = 300.0,
     write: Write = None,
 ) -> None:
     """Measure the engine on a GPU."""
     logging.basicConfig(level=logging.WARNING)
     chosen = Device.named(device)
+    targets = named("--kinds", kinds, KINDS)
+    if not chosen.is_gpu:
+        targets = [kind for kind in targets if kind in ON_CPU]
+    names = named("--ways", ways, WAYS)
+    result: dict[str, Any] = {"device": asdict(chosen.about())}
     try:
         with Progress(console=CONSOLE, transient=True) as progress:
             task = progress.add_task("starting", total=None)
-            for result in measure(
-                chosen,
-                LARGE if chosen.is_gpu else TINY,
-                target,
-                drafts,
-                acceptance,
-                kinds.split(",") if chosen.is_gpu else [BFLOAT16, DRAFT, TORCH],
-                lambda stage: progress.update(task, description=stage),
-            ):
-                keep(write, {"device": asdict(chosen.about()), **result})
+
+            def tell(stage: str) -> None:
+                progress.update(task, description=stage)
+
+            scale, served = (LARGE, SERVED) if chosen.is_gpu else (TINY, SERVED_TINY)
+            if targets:
+                for found in measure(chosen, scale, target, drafts, acceptance, targets, tell):
+                    result |= found
+                    keep(write, result)
+            if names:
+                for serving in serve(names, target, draft, served, chosen, churn_seconds, tell):
+                    keep(write, result | {"service": serving})
+                result["service"] = serving
     except OutriderError as error:
         raise SystemExit(error.message) from None
     show(result, CONSOLE)
+
+
+def named(option: str, text: str, known: Mapping[str, str]) -> list[str]:
+    """Returns the names in the text, with commas between. Raises SystemExit if one is unknown."""
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"{option} {name} is not one of {', '.join(known)}")
+    return names
 
 
 if __name__ == "__main__":

@@ -26,6 +26,33 @@ def goals(result: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Prints the figures as tables."""
+    if "targets" in result:
+        _show_engine(result, console)
+    if "service" in result:
+        _show_service(result["service"], console)
+
+
+def _show_service(service: dict[str, Any], console: Console) -> None:
+    table = Table(
+        "served", "temperature", "streams", "tokens/s", "over plain", "tokens a step", "texts as plain"
+    )
+    for way, found in service["ways"].items():
+        for cell in found["cells"]:
+            figures = (
+                f"{cell['tokens_per_second']:.0f}",
+                f"{cell['over_plain']:.2f}",
+                f"{cell['tokens_per_step']:.2f}",
+                f"{cell['texts_as_plain']:.0%}",
+            )
+            table.add_row(way, f"{cell['temperature']:g}", str(cell["streams"]), *figures)
+    console.print(table)
+    for way, found in service["ways"].items():
+        for name, one in found.get("churn", {}).get("processes", {}).items():
+            slope = f"{one['slope_mib_an_hour']} MiB an hour at {one['last_mib']} MiB"
+            console.print(f"{way}, streams that come and go: {name} grows by {slope}")
+
+
+def _show_engine(result: dict[str, Any], console: Console) -> None:
     copied, product = result["ceilings"]["copy_bytes_per_second"], result["ceilings"]["flop_per_second"]
     console.print(f"copy {copied / 1e12:.2f} TB/s, matrix product {product / 1e12:.0f} TFLOP/s")
     if "generate_tokens_per_second" in result:
@@ -50,6 +77,9 @@ def show(result: dict[str, Any], console: Console) -> None:
             batches.add_row(kind, exact, share, str(sessions), *both, f"{found['speedup']:.2f}")
     attention = Table("kernel", "sessions", "tokens", "in the cache", "us", "GB/s")
     for case in result["attention"]:
+        if "error" in case:
+            console.print(f"the {case['kernel']} kernel does not run: {case['error']}")
+            continue
         attention.add_row(
             *(str(case[key]) for key in ("kernel", "sessions", "tokens", "context")),
             f"{case['seconds'] * 1e6:.0f}",

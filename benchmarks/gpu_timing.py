@@ -6,7 +6,7 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -17,7 +17,9 @@ from outrider.engine.attention import LayerAttention
 from outrider.engine.attention_kernel import Kernel
 from outrider.engine.engine import Engine, Work
 from outrider.engine.flat_inputs import exact, flatten, on_device
+from outrider.engine.parts import kernels, usual
 from outrider.engine.recording import CudaGraphs
+from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.engine.replayed import Replayed
 from outrider.sampling.sampler import Row
 
@@ -181,3 +183,18 @@ def attention_seconds(
         # Recorded, since a kernel of some microseconds would wait for the host to ask for it.
         again = CudaGraphs(device.torch)(all_sets) if device.is_gpu else all_sets
         return device.seconds(again, repeats) / sets, read
+
+
+def attention_cases(
+    cases: Sequence[tuple[int, int, int]], config: dict[str, int], repeats: int, device: Device
+) -> Iterator[dict[str, Any]]:
+    """Yields how fast each kernel at hand is. `cases`: sessions, tokens of each, tokens in the cache."""
+    for kernel in kernels(usual(device.torch, None).attention) if device.is_gpu else [REFERENCE]:
+        for sessions, tokens, context in cases:
+            case = {"kernel": kernel.name, "sessions": sessions, "tokens": tokens, "context": context}
+            try:
+                seconds, read = attention_seconds(kernel, device, config, sessions, tokens, context, repeats)
+            except Exception as error:  # a kernel may not have been built for this device
+                yield {**case, "error": str(error).splitlines()[0]}
+                break
+            yield {**case, "seconds": seconds, "bytes_per_second": read / seconds}

@@ -19,8 +19,10 @@ import socket
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist, fmean, linear_regression
 from typing import Annotated
@@ -165,42 +167,59 @@ def slope(seconds: list[float], values: list[float]) -> Json:
     }
 
 
-async def sample(pids: dict[str, int], until: float) -> tuple[list[float], dict[str, list[float]]]:
-    """Returns the seconds since the beginning, and the resident memory of each process in bytes."""
+async def sample(
+    meters: Mapping[str, Callable[[], float]], until: float
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Returns the seconds since the beginning, and what each meter said then."""
     began, seconds = time.monotonic(), []
-    memory: dict[str, list[float]] = {name: [] for name in pids}
+    memory: dict[str, list[float]] = {name: [] for name in meters}
     while (now := time.monotonic()) < until:
         seconds.append(now - began)
-        for name, pid in pids.items():
-            memory[name].append(resident_bytes(pid))
+        for name, read in meters.items():
+            memory[name].append(read())
         await asyncio.sleep(SAMPLE_SECONDS)
     return seconds, memory
+
+
+async def churn(
+    running: Service,
+    seconds: float,
+    clients: tuple[int, int, int],
+    max_tokens: int,
+    seed: int,
+    meters: Mapping[str, Callable[[], float]],
+) -> Json:
+    """Keeps a service full with so many quick, slow and vanishing clients, and returns how what the meters
+    read grows, in bytes."""
+    quick, slow, vanishing = clients
+    until = time.monotonic() + seconds
+    soak = Soak(running, heldout_prompts(64), max_tokens, random.Random(seed), until)
+    kinds = [soak.quick] * quick + [soak.slow] * slow + [soak.vanishing] * vanishing
+    asking = [asyncio.create_task(kind()) for kind in kinds]
+    times, memory = await sample(meters, until)
+    for task in asking:
+        task.cancel()
+    failures = [
+        repr(done)
+        for done in await asyncio.gather(*asking, return_exceptions=True)
+        if isinstance(done, Exception)
+    ]
+    return {
+        "answers": dict(soak.ended),
+        "clients_failed": failures,
+        "processes": {name: slope(times, values) for name, values in memory.items()},
+    }
 
 
 async def run(
     target: str, draft: str | None, minutes: float, clients: tuple[int, int, int], max_tokens: int, seed: int
 ) -> Json:
-    quick, slow, vanishing = clients
+    quick, slow, _ = clients
     workers = Workers(verifiers=1, drafters=1, engine=EngineOptions(kv_memory=KV_MEMORY, threads=1))
     sessions = SessionOptions(max_sessions=quick + slow, seed=0)
     async with service(Models(target, draft, "model"), Cores(pinned=False), sessions, workers) as running:
-        until = time.monotonic() + 60 * minutes
-        soak = Soak(running, heldout_prompts(64), max_tokens, random.Random(seed), until)
-        kinds = [soak.quick] * quick + [soak.slow] * slow + [soak.vanishing] * vanishing
-        asking = [asyncio.create_task(kind()) for kind in kinds]
-        seconds, memory = await sample({NAMES[role]: pid for role, pid in running.pids.items()}, until)
-        for task in asking:
-            task.cancel()
-        failures = [
-            repr(done)
-            for done in await asyncio.gather(*asking, return_exceptions=True)
-            if isinstance(done, Exception)
-        ]
-    return {
-        "answers": dict(soak.ended),
-        "clients_failed": failures,
-        "processes": {name: slope(seconds, values) for name, values in memory.items()},
-    }
+        meters = {NAMES[role]: partial(resident_bytes, pid) for role, pid in running.pids.items()}
+        return await churn(running, 60 * minutes, clients, max_tokens, seed, meters)
 
 
 def main(

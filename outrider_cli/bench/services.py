@@ -80,11 +80,12 @@ async def service(
     sessions: SessionOptions,
     workers: Workers,
     drafter_environment: Mapping[str, str] | None = None,
+    drafting: Workers | None = None,
 ) -> AsyncIterator[Service]:
     """Starts router, verifier and, where `models` has a draft, drafter; ends them at the end.
 
-    Each model has as many threads as it has cores, unless `workers` says how many. Raises StartupError with
-    what a process said if it ends too early."""
+    Each model has as many threads as it has cores, unless `workers` says how many. `drafting`: how drafters
+    are run; None = as verifiers. Raises StartupError with what a process said if it ends too early."""
     display = Quiet()
     supervisor = Supervisor(display)
     router = router_child(
@@ -98,7 +99,8 @@ async def service(
         verifier = worker_children(
             replace(models, draft=None, propose=None), with_threads(workers, len(cores.target)), grpc_address
         )
-        drafter = worker_children(models, with_threads(workers, len(cores.draft)), grpc_address)[1:]
+        drafting = with_threads(drafting or workers, len(cores.draft))
+        drafter = worker_children(models, drafting, grpc_address)[1:]
         variables = ("env", *(f"{name}={value}" for name, value in (drafter_environment or {}).items()))
         children = [
             *(behind(child, cores.prefix(cores.target)) for child in verifier),

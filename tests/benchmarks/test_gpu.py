@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import soak
 from benchmarks.gpu import main
 from benchmarks.gpu_report import goals
+from tests.benchmarks.whole import whole
 
 
 def test_the_dry_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "result.json"
-    main("cpu", drafts=3, write=kept)
+    main("cpu", drafts=3, ways="", write=kept)
     result = json.loads(kept.read_text())
     assert result["exactness"]["share_of_tokens_as_generate"] == 1.0
     assert result["exactness"]["texts_as_without_drafts"] == 1.0
@@ -28,6 +30,39 @@ def test_the_dry_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureF
             assert found["plain"]["tokens_per_step"] == 1.0
             assert 1.0 < found["drafts"]["tokens_per_step"] <= 4.0
     assert "share of copy bandwidth" in capsys.readouterr().out
+
+
+@whole
+@pytest.mark.process
+def test_the_dry_run_serves_and_watches_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(soak, "SAMPLE_SECONDS", 0.1)
+    kept = tmp_path / "result.json"
+    main("cpu", kinds="", ways="cpu-draft,drafts", churn_seconds=2, write=kept)
+    served = json.loads(kept.read_text())["service"]["ways"]
+    assert list(served) == ["plain", "cpu-draft", "drafts"]
+    for name, found in served.items():
+        assert [(cell["temperature"], cell["streams"]) for cell in found["cells"]] == [
+            (0.0, 1),
+            (0.0, 2),
+            (0.8, 1),
+            (0.8, 2),
+        ]
+        drafted = [cell for cell in found["cells"] if cell["acceptance"] is not None]
+        assert bool(drafted) == (name != "plain")
+        for cell in found["cells"]:
+            assert cell["texts_as_plain"] == 1.0 and cell["tokens_per_second"] > 0
+    churn = served["drafts"]["churn"]
+    assert set(churn["processes"]) == {"router", "target", "draft"} and churn["clients_failed"] == []
+    assert "streams that come and go" in capsys.readouterr().out
+
+
+def test_what_is_not_known_is_refused_before_anything_runs() -> None:
+    with pytest.raises(SystemExit, match="--ways trees is not one of drafts, paths, sources"):
+        main("cpu", ways="trees")
+    with pytest.raises(SystemExit, match="--kinds int4 is not one of bfloat16, fp8"):
+        main("cpu", kinds="int4")
 
 
 def test_goals_are_judged() -> None:

@@ -26,9 +26,15 @@ ARCHS = (
     "gpt_neox",
     "olmo2",
     "granite",
+    "gemma2",
+    "gemma3",
 )
-MOST_LAUNCHES = 90  # of a layer, before they are joined
-AROUND = 40  # launches of a step beside those of its layers
+USUAL = ARCHS[:4]  # that run by a pass of kernels
+OF_A_LAYER, AROUND_LAYERS = 8, 4  # kernels: the last norm, the head, and two that draw
+MOST_LAUNCHES = 90  # by torch, of a layer of another decoder, before they are joined
+MORE_NORMS = 105  # the same of Gemma 3, which has six norms a layer
+AROUND = 40  # by torch, of a step beside its layers
+DRAWS = 19  # kernels, of which those that top-k and top-p take are most
 
 
 @pytest.fixture(scope="module")
@@ -52,4 +58,10 @@ def test_recorded_steps_wait_for_nothing_and_stay_on_the_device(guard: Path) -> 
     assert set(told) == set(ARCHS)
     for arch, found in told.items():
         assert found["faults"] == [], arch
-        assert 0 < found["launches"] <= MOST_LAUNCHES * found["layers"] + AROUND, arch
+        layers, usual = found["layers"], arch in USUAL
+        assert found["by_kernels"] == usual, arch
+        most = 0 if usual else MORE_NORMS if arch == "gemma3" else MOST_LAUNCHES
+        assert 0 < found["launches"] <= most * layers + AROUND, arch
+        assert found["kernels"] <= OF_A_LAYER * layers + AROUND_LAYERS, arch
+        assert not usual or found["kernels"] == OF_A_LAYER * layers + AROUND_LAYERS, arch
+        assert 0 < found["draws"] <= DRAWS, arch

@@ -56,8 +56,11 @@ def attention(capability: int, dtype: str, shared: int, width: int, rows: int, *
     ("capability", "dtype", "shared", "width", "rows", "more"),
     [
         (80, "fp16", 8, 256, 16, {"CAPPED": True, "STRETCHED": True}),
+        (80, "bf16", 4, 128, 16, {}),
         (90, "bf16", 4, 128, 16, {}),
+        (100, "bf16", 4, 128, 16, {}),
         (90, "bf16", 4, 128, 32, {}),
+        (90, "fp16", 4, 128, 16, {}),
         (90, "fp32", 1, 64, 16, {}),
         (100, "bf16", 7, 80, 32, {"SINKS": True}),
     ],

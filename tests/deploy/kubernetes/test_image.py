@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,17 @@ def test_the_last_stage_has_a_compiler() -> None:
     _, last = stages()
     (installed,) = re.findall(r"apt-get install((?: \S+)+) &&", "\n".join(last))
     assert "g++" in installed.split(), "which brings gcc and the C library's headers along"
+
+
+def test_that_compiler_builds_what_triton_builds_on_a_gpus_machine(tmp_path: Path) -> None:
+    """With the headers that come with it, with Python and with Triton, and no others."""
+    compiler, triton = shutil.which("g++"), find_spec("triton")
+    if compiler is None or triton is None or triton.origin is None:
+        pytest.skip("needs g++ and Triton")
+    driver = Path(triton.origin).parent / "backends" / "nvidia"
+    headers = (f"-I{driver / 'include'}", f"-I{sysconfig.get_paths()['include']}")
+    command = [shutil.which("gcc") or compiler, "-c", "-fPIC", *headers, str(driver / "driver.c")]
+    subprocess.run([*command, "-o", str(tmp_path / "driver.o")], check=True, timeout=120)
 
 
 def test_the_last_stage_is_not_root_and_builds_nothing() -> None:

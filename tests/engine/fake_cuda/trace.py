@@ -10,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,15 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
+from triton.runtime.jit import JITFunction
 
-from outrider.engine import step_graphs
+from outrider.engine import step_graphs, triton_attention, triton_layers
 from outrider.engine.attention import NAME
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.group import Alone
+from outrider.engine.kernel_drawing import KernelDrawing
 from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.parts import kernels
 from outrider.engine.runner import CallByCall
-from outrider.engine.torch_drawing import TorchDrawing
+from outrider.engine.triton_layers import TritonLinear
+from outrider.engine.triton_pass import run_by_kernels
 from tests.tiny_models import BASE, CONFIGS
 
 VOCAB = 199
@@ -62,8 +66,16 @@ VIEWS = [
 ]
 
 
+KERNELS = Counter[str]()  # of Triton, launched since it was cleared
+
+
+def launch(self: Any, *_args: Any, **_options: Any) -> None:
+    """Stands for Triton's launch."""
+    KERNELS[self.fn.__name__] += 1
+
+
 class Watch(TorchDispatchMode):
-    """Counts what is launched, and notes where the host would wait."""
+    """Counts what torch launches, and notes where the host would wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,6 +110,10 @@ class Graphs(step_graphs.StepGraphs):
     def _load(self, step: object) -> None:
         """It has no numbers."""
 
+    def _load_fields(self, *_: object) -> int:
+        """It has no numbers."""
+        return 0
+
     def _load_draws(self, *_: object) -> None:
         """Neither has this."""
 
@@ -110,7 +126,7 @@ def model_of(arch: str) -> Any:
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
                 if tensor is not None:
-                    own[name] = torch.empty_like(tensor, device=GPU, requires_grad=False)
+                    own[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=GPU)
     model.set_attn_implementation(NAME)
     return model
 
@@ -118,9 +134,12 @@ def model_of(arch: str) -> Any:
 def traced(arch: str, waits: bool = False) -> dict[str, Any]:
     """Returns what a recorded step and the draws after it ask for. `waits`: with a step that has a fault."""
     model, group = model_of(arch), Alone(VOCAB)
-    (kernel,) = kernels(("varlen",))
+    triton_layers.put_into(model, TritonLinear)
+    by_kernels = run_by_kernels(model)
+    (kernel,) = kernels(("triton",))
     calls = CallByCall(model, PagedAttention.on(model, 4, kernel), group)
     found: list[Watch] = []
+    launched: list[Counter[str]] = []
 
     def forward(inputs: Any) -> torch.Tensor:
         logits = calls.run(inputs)
@@ -131,9 +150,11 @@ def traced(arch: str, waits: bool = False) -> dict[str, Any]:
     def record(function: Callable[[], None], /) -> Callable[[], None]:
         if not waits:
             function()  # makes the pools
+        KERNELS.clear()
         with Watch() as watch:
             found.append(watch)
             function()
+        launched.append(KERNELS.copy())
         return function
 
     graphs = Graphs(
@@ -145,7 +166,10 @@ def traced(arch: str, waits: bool = False) -> dict[str, Any]:
         if not found or not found[-1].faults:
             raise
     return {
+        "by_kernels": by_kernels,
         "launches": found[0].launches,
+        "kernels": launched[0].total() if launched else 0,
+        "draws": max(map(Counter.total, launched[1:]), default=0),
         "layers": model.config.get_text_config().num_hidden_layers,
         "faults": sorted({fault for watch in found for fault in watch.faults}),
     }
@@ -154,7 +178,11 @@ def traced(arch: str, waits: bool = False) -> dict[str, Any]:
 def main(library: str, *archs: str) -> None:
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
     setattr(step_graphs, "Upload", Uploads)  # noqa: B010
-    setattr(step_graphs, "drawing_for", TorchDrawing)  # noqa: B010  # kernels are for others to trace
+    setattr(step_graphs, "drawing_for", KernelDrawing)  # noqa: B010
+    setattr(triton_layers, "choose_tiles", lambda model: None)  # noqa: B010  # by timing
+    setattr(triton_attention, "_multiprocessors", lambda device: 132)  # noqa: B010
+    setattr(JITFunction, "run", launch)  # noqa: B010
+    setattr(torch.cuda, "device_of", nullcontext)  # noqa: B010
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         told = {arch: traced(arch) for arch in archs} | {"one that waits": traced(archs[0], waits=True)}
     print(json.dumps(told))
