@@ -207,10 +207,9 @@ def _fills(engine: Engine, shape: Shape, whole: torch.Tensor) -> bool:
     """Returns whether a step of this shape gives the check's first tokens the logits that they have alone, in
     as many sessions as fill it: so every row of it is tried."""
     count = min(shape.tokens, shape.longest, LENGTH)
-    size = engine.pool.block_size
-    most = min(shape.tokens // count, engine.pool.available // -(-count // size))
-    while most > 1 and not shape.holds(np.full(most, count), size):  # what is left over is filled up
-        most -= 1
+    most = min(shape.tokens // count, engine.pool.available // -(-count // engine.pool.block_size))
+    while most > 1 and not shape.holds(np.full(most, count), engine.pool.block_size):
+        most -= 1  # what is left over is filled up, and takes places, too
     tables = [BlockTable() for _ in range(most)]
     try:
         for table in tables:
