@@ -25,7 +25,6 @@ from outrider.net.tasks import cancel
 from outrider.net.tls import Credentials, Trust, opened
 from outrider.store.store import Registrar
 from outrider.telemetry.tracing import tracer_of
-from outrider.wire.codec import session_id_from_wire
 from outrider.wire.description import TokenizerFiles, WorkerInfo
 from outrider.wire.drafter_sessions import (
     MOST_ENDED,
@@ -41,6 +40,8 @@ from outrider.wire.drafter_sessions import (
 from outrider.wire.hello import Role, read_hello
 from outrider.wire.load import WORTH_TELLING, DrafterLoad
 from outrider.wire.methods import DRAFTER_SESSIONS
+from outrider.wire.registry import is_address
+from outrider.wire.session import SESSION_ID_BYTES
 from outrider.worker.described import add_description
 from outrider.worker.registration import Registered, check_admitted, registrar_at
 from outrider.worker.stepwatch import Pulse, StepWatch, watched
@@ -237,7 +238,9 @@ class DrafterService:
 
     async def _reach(self, peer: RouterPeer, address: str) -> str:
         """Tells the router whether a verifier is reached; returns the same."""
-        why = await why_unreachable(address, self._tls, REACHING_SECONDS)
+        why = "that is no host:port"
+        if is_address(address):
+            why = await why_unreachable(address, self._tls, REACHING_SECONDS)
         peer.reached = why and f"the drafter does not reach the verifier at {address}: {why}"
         peer.wake.set()
         return why and f"no draft of it reaches the verifier at {address}: {why}"
@@ -252,7 +255,7 @@ class DrafterService:
 
     def _open(self, peer: RouterPeer, asked: OpenDraft) -> None:
         spec = DraftSpec(
-            session_id=session_id_from_wire(asked.session_id),
+            session_id=asked.session_id,
             params=asked.params,
             output=asked.output,
             draft_key=asked.draft_key,
@@ -261,6 +264,8 @@ class DrafterService:
             trace=asked.trace,
         )
         reason = self._unfit(spec)
+        if reason is None and not is_address(asked.verifier_address):
+            reason = "verifier_address must be a host:port"
         if reason is not None:
             peer.end(spec.session_id, asked.opening, DraftEndCause.UNFIT, reason)
             return
@@ -287,6 +292,8 @@ class DrafterService:
     def _unfit(self, spec: DraftSpec) -> str | None:
         """Returns a sentence that says why this drafter cannot draft for the session, or None."""
         model = self._info.model
+        if len(spec.session_id) != SESSION_ID_BYTES:
+            return f"session_id must be {SESSION_ID_BYTES} bytes, not {len(spec.session_id)}"
         if not spec.target_vocab_size:
             return "target_vocab_size must be at least 1"  # else it would end the whole batch
         if not spec.params.prompt:

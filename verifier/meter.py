@@ -9,6 +9,8 @@ from verifier.price import StepTime
 SMOOTHING = 0.1
 LONGEST_STEP = 1.8  # of a step in which others decode while a prompt is read, in steps without one
 LEAST_READING = 4  # prompt tokens that are read beside those who decode, whatever they take
+READING_SECONDS = 0.2  # of a step in which prompts are read and nobody decodes
+READING_SHARE = 4  # the same at least, in steps of a single token
 READING_STEPS = 4  # in a row; the step after them reads nothing, which shows what one without takes now
 FEW_DRAFTS = 0.1  # of a step: of so few the mean cost is not known
 LATELY = 0.5  # weight of the last step without a prompt in what such steps take lately
@@ -85,6 +87,15 @@ class Meter:
         if self.prompt_token_seconds <= 0:
             return 2**31
         spare = (LONGEST_STEP - 1) * self._without(decoding)
+        return max(LEAST_READING, round(spare / self.prompt_token_seconds))
+
+    def reading_alone(self) -> int:
+        """Returns the most prompt tokens to read where nobody decodes. Who comes then waits until the step
+        is over: it takes READING_SECONDS, or longer if else a good part of it would not be reading."""
+        if self.prompt_token_seconds <= 0:
+            return 2**31
+        least = self._without(1)
+        spare = max(READING_SECONDS - least, READING_SHARE * least)
         return max(LEAST_READING, round(spare / self.prompt_token_seconds))
 
     def _without(self, decoding: int) -> float:

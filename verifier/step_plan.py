@@ -96,7 +96,8 @@ class StepPlanner:
                 return pool.cached(running.cacheable, salt, running.digests)
 
             reading = meter.reading(decoding + sum(drafts))
-            chosen = schedule(candidates, pool.available, self.limits, reading, lost, cached)
+            alone = meter.reading_alone()
+            chosen = schedule(candidates, pool.available, self.limits, reading, alone, lost, cached)
             in_the_way = dispensable(everyone, chosen, pool)
             if in_the_way is not None:
                 self._close(in_the_way.id)

@@ -62,11 +62,13 @@ def schedule(
     available: int,
     limits: Limits,
     reading: int | None = None,
+    alone: int | None = None,
     lost: Callable[[int], int] | None = None,
     cached: Callable[[int], Cached] | None = None,
 ) -> Schedule:
     """Plans one step. `candidates` stand in order of priority and arrival; `available` blocks can be taken.
-    Where others decode, at most `reading` tokens of prompts take part; None = as the limits say. `lost`: of a
+    Where others decode, at most `reading` tokens of prompts take part, and where nobody does, `alone`; None =
+    as the limits say. `lost`: of a
     candidate by index, the tokens that would have to be computed again if it were preempted; None = all that
     it has. `cached`: of a newcomer by index, what it will find in the cache, and need not read; None =
     nothing.
@@ -98,7 +100,8 @@ def schedule(
 
     growing = Counter(candidates[index].tenant for index in decoding)
     chunk = limits.prefill_chunk if reading is None else min(reading, limits.prefill_chunk)
-    reading, scored = min(budget, chunk) if decoding else budget, limits.scored
+    reading = min(budget, chunk if decoding else budget if alone is None else alone)
+    scored = limits.scored
     held = Counter(candidate.tenant for candidate in candidates if candidate.blocks > 0)
     places = limits.sessions - held.total()
     turns = _turns(candidates, read, decoding, held)

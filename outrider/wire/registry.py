@@ -47,11 +47,11 @@ def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
     """Returns the record. Raises InvalidRequest as worker_info_from_wire does, and unless its names are
     printable and its address is a host and a port: gRPC would take others for files or for name servers."""
     info = worker_info_from_wire(message.info)
-    if not _is_address(message.address):
+    if not is_address(message.address):
         raise InvalidRequest(
             "address must be the host:port on which the worker serves its own RPCs", field="address"
         )
-    if message.join_address and not _is_address(message.join_address):
+    if message.join_address and not is_address(message.join_address):
         raise InvalidRequest("join_address must be a host:port of the worker", field="join_address")
     check_named(info, message.address, message.join_address)
     load: Load | None = None
@@ -62,7 +62,8 @@ def record_from_wire(message: registry_pb2.Registration) -> WorkerRecord:
     return WorkerRecord(info, message.address, load, message.join_address)
 
 
-def _is_address(address: str) -> bool:
+def is_address(address: str) -> bool:
+    """Returns whether it is a host:port, and nothing that gRPC takes for a file or a name server."""
     parts = re.fullmatch(r"(\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[\w.-]+):([0-9]{1,5})", address, re.ASCII)
     return parts is not None and 0 < int(parts[3]) < 2**16
 

@@ -29,7 +29,7 @@ from outrider.wire.drafter_sessions import (
 from outrider.wire.hello import Identity, Role
 from outrider.wire.load import DrafterLoad
 from outrider.wire.methods import DRAFTER_SESSIONS
-from outrider.wire.session import SessionParams
+from outrider.wire.session import SessionId, SessionParams
 
 MODEL = ModelInfo("draft", "", "LlamaForCausalLM", 1, 100, 64, (0,), "cpu", "float32", True)
 FITS = DraftSpec(b"s" * 16, SessionParams((1, 2), SamplingParams(), 8), (), b"k" * 16, 100)
@@ -41,6 +41,7 @@ def test_a_session_that_cannot_be_drafted_for_is_refused_by_a_sentence() -> None
     )
     assert service._unfit(FITS) is None
     for change, sentence in (
+        ({"session_id": b"s"}, "session_id must be 16 bytes, not 1"),
         ({"target_vocab_size": 0}, "target_vocab_size must be at least 1"),  # nothing could be drawn
         ({"params": replace(FITS.params, max_tokens=63)}, "the draft's context has 64"),
         ({"params": replace(FITS.params, max_tokens=47)}, "the drafter's KV pool holds 48"),
@@ -50,6 +51,26 @@ def test_a_session_that_cannot_be_drafted_for_is_refused_by_a_sentence() -> None
         ({"params": replace(FITS.params, sampling=SamplingParams(temperature=-1))}, "temperature must be in"),
     ):
         assert sentence in str(service._unfit(replace(FITS, **change)))
+
+
+async def test_what_is_no_verifiers_address_is_handed_to_nobody() -> None:
+    """gRPC would take it for a file, or ask a name server of somebody's choice."""
+    found = suffix_source()
+    service = DrafterService(found.info, found.tokenizer)
+    service.use(found.proposer(service.on_change, service.on_failed))
+    peer, addresses = RouterPeer(), ("unix:/tmp/x", "dns://1.2.3.4/v:1", "", "v", "v:0", "v:70000")
+
+    async def commands() -> AsyncIterator[DrafterCommand]:
+        for number, address in enumerate(addresses):
+            session_id = SessionId(bytes([number]) * 16)
+            asked = OpenDraft(session_id, FITS.params, (), address, b"k" * 16, 3, 100, 1)
+            yield DrafterCommand(command=asked)
+        yield DrafterCommand(command=ReachVerifier("unix:/tmp/x"))
+
+    await service._obey(peer, commands())
+    assert [end.reason for end in peer.ended] == ["verifier_address must be a host:port"] * len(addresses)
+    assert not service._links and "that is no host:port" in await service.trouble()
+    await service.close()
 
 
 async def test_a_command_for_a_former_opening_does_not_reach_the_one_after_it() -> None:

@@ -34,8 +34,10 @@ def test_a_prompt_is_read_in_by_chunks_beside_those_who_decode() -> None:
     assert got.grants == (Grant(0, 1, 0), Grant(1, 32, 0))
 
 
-def test_alone_a_prompt_takes_the_whole_budget() -> None:
+def test_alone_a_prompt_takes_the_whole_budget_or_what_it_may() -> None:
     assert schedule([newcomer(100)], 50, LIMITS).grants == (Grant(0, 64, 0),)
+    assert schedule([newcomer(100)], 50, LIMITS, alone=40).grants == (Grant(0, 40, 0),)
+    assert schedule([decoding(), newcomer(100)], 50, LIMITS, alone=4).grants[1] == Grant(1, 32, 0)
 
 
 def test_drafts_are_left_out_before_anybody_is_preempted() -> None:

@@ -229,3 +229,14 @@ def test_a_pipe_in_a_profiles_place_is_none(tmp_path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     assert remembered(tmp_path, {}, lambda: StepTime.measured({1: 0.02})).at(1) == 0.02
+
+
+def test_prompts_that_are_read_alone_hold_up_who_comes_meanwhile_for_a_step_of_some_tenths() -> None:
+    meter = Meter(StepTime.measured({1: 0.01, 101: 0.11}))  # 1 ms for each further token
+    assert meter.reading_alone() == 190
+    for _ in range(200):  # far into a context each takes longer
+        meter.observe_reading(seconds=0.01 + 100 * 0.002, decoding=0, prompt_tokens=100)
+    assert meter.reading_alone() == pytest.approx(95, abs=1)
+    large = Meter(StepTime.measured({1: 0.5, 101: 2.5}))
+    assert large.reading_alone() == 100, "else it would hardly read in all the time that a step takes"
+    assert Meter().reading_alone() > 10_000
