@@ -18,7 +18,10 @@ from outrider.engine.native import library
 from outrider.engine.parts import KERNELS, LINEARS, RECORDS, Parts, obstacle, usual
 from outrider.engine.replayed import Replayed
 from outrider.engine.self_check import kernels_keep_bits
+from outrider.engine.step_inputs import Work
 from outrider.errors import StartupError
+from outrider.sampling.params import SamplingParams
+from outrider.sampling.sampler import Row, TokenCounts
 from tests.exact.test_tensor_parallel import one_by_one, run, sessions
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -74,6 +77,21 @@ def test_rows_are_compared_in_all_places_of_a_recorded_step(
     monkeypatch.setattr(engine.runner.graphs, "_forward", other_bits)
     assert not kernels_keep_bits(engine)
     assert engine.pool.available == free
+
+
+def test_tokens_are_ranked_in_recorded_steps_as_in_others(checkpoint: Callable[..., Path]) -> None:
+    """A drafter's steps. What needs more than a temperature is ranked beside them."""
+    folder, parts = str(checkpoint("llama")), Parts(("reference",), "called-again", "ordinary")
+    engines = load_engine(folder, parts=parts), load_engine(folder)
+    for top_p in (1.0, 0.7):
+        drawn = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=5, top_p=top_p))
+        works = [Work([index], 0, [3 + 7 * index, 5, 8], 1) for index in range(len(drawn))]
+        rows = [Row(params, 3, TokenCounts([5]), ()) for params in drawn]
+        for limit in (199, 150):
+            got, expected = (one.rank(one.prepare(works), rows, 4, limit) for one in engines)
+            assert [each.ids for each in got] == [each.ids for each in expected]
+            for one, same in zip(got, expected, strict=True):
+                assert one.shares == pytest.approx(same.shares, abs=1e-4)
 
 
 def test_layers_in_8_bits_run_by_a_kernel_in_recorded_steps(checkpoint: Callable[..., Path]) -> None:
