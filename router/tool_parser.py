@@ -95,6 +95,7 @@ class CallParser:
     def __init__(self, form: ToolFormat, call_id: Callable[[int], str], *, several: bool = True) -> None:
         """`call_id` gives the id of the call at an index. If not `several`, only the first call is told."""
         self.calls: list[Call] = []
+        self.calling = False  # the last of them is not told to its end
         self._form = form
         self._call_id = call_id
         self._several = several
@@ -176,7 +177,7 @@ class CallParser:
             name = _loaded(f'"{header[1]}"')
             if not isinstance(name, str):
                 return self._no_call()
-            self._call(_whole_characters(name))
+            self._call(_whole_characters(name), whole=False)
             self._held, self._json = self._held[header.end() :], _Json()
             self._read, self._behind = self._arguments, self._rest
             return True
@@ -200,7 +201,7 @@ class CallParser:
         name = self._held[start:at].partition(CALL_ID)[0].strip()
         if not name:
             return self._no_call()
-        self._call(name)
+        self._call(name, whole=False)
         self._held, self._json = self._held[at + len(naming) :], _Json()
         self._read, self._behind = self._named_arguments, self._after
         return True
@@ -236,7 +237,7 @@ class CallParser:
         self._held = self._held[end:]
         if over:
             self._json = _Json(depth=1)
-            self._read = self._behind
+            self.calling, self._read = False, self._behind
         return over
 
     def _rest(self) -> bool:
@@ -276,10 +277,11 @@ class CallParser:
     def _behind_blanks(self, at: int) -> int:
         return len(self._held) - len(self._held[at:].lstrip())
 
-    def _call(self, name: str) -> None:
+    def _call(self, name: str, *, whole: bool = True) -> None:
         index = len(self.calls)
         self._muted = index > 0 and not self._several
         if not self._muted:
+            self.calling = not whole
             self.calls.append(Call(self._call_id(index), name))
             self._deltas.append(CallDelta(index, "", self.calls[-1].id, name))
 

@@ -41,7 +41,7 @@ class XmlCallParser(CallParser):
         if found is None:
             return self._no_call() if self._is_over(FUNCTION, start) else False
         self._function, end = found
-        self._call(self._function)
+        self._call(self._function, whole=False)
         self._argue("{")
         self._held, self._between = self._held[end:], ""
         self._read = self._parameters
@@ -62,6 +62,7 @@ class XmlCallParser(CallParser):
         if not self._is_over(PARAMETER, 0) or (FUNCTION_END.startswith(rest) and rest != FUNCTION_END):
             return False
         self._argue("}")
+        self.calling = False
         self._held = rest.removeprefix(FUNCTION_END)
         self._read = self._after
         return True

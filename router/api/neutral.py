@@ -113,6 +113,7 @@ MESSAGE: Neutral = {"name": TEXT, "annotations": _only([])}  # also sent back
 MESSAGES: Neutral = {  # Anthropic's
     "metadata": OBJECT,
     "cache_control": OBJECT,
+    "context_management": _only({}, {"edits": []}),
     "service_tier": _only("auto", "standard_only"),
     "mcp_servers": _only([]),
     "speed": _only("standard"),

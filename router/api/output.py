@@ -97,13 +97,14 @@ class Result:
     cut: DeadlineExceeded | None = None  # the text goes on, but its client's time was over
     calls: tuple[CallDelta, ...] = ()  # what only the end has settled
     called: tuple[Call, ...] = ()  # all calls of tools
+    calling: bool = False  # amid the last of them
     reasoning: str = ""  # what only the end has settled
 
     @property
     def reason(self) -> str:
         """The finish reason in OpenAI's words."""
-        calling = self.called and self.finish_reason is FinishReason.STOP
-        return "tool_calls" if calling else self.finish_reason.openai
+        called = self.called and not self.calling and self.finish_reason is FinishReason.STOP
+        return "tool_calls" if called else self.finish_reason.openai
 
     @property
     def position(self) -> int:
@@ -221,6 +222,7 @@ class Output:
     def _result(self, text: str, reason: FinishReason, **rest: Any) -> Result:
         changes = max(0, len(self.numerics) - 1)
         called = () if self.parser is None else tuple(self.parser.calls)
+        calling = self.parser is not None and self.parser.calling
         return Result(
             text,
             reason,
@@ -229,6 +231,7 @@ class Output:
             numerics_changes=changes,
             stop=self.matcher.found,
             called=called,
+            calling=calling,
             **rest,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema
@@ -213,6 +214,13 @@ def _choice(value: object) -> ToolChoice:
     raise refused('must be auto, none, required, or a function: {"type": "function", "name": "..."}')
 
 
+@dataclass(frozen=True, slots=True)
+class JsonFormat(Structure):
+    """A schema as the field `text` has it."""
+
+    told: Mapping[str, Any]
+
+
 def _format(value: object) -> Structure | None:
     """Returns what the text is to be like, of the field `text`."""
     if not isinstance(value, dict):
@@ -231,10 +239,10 @@ def _format(value: object) -> Structure | None:
         return structured.response_format(told)
     if not isinstance(told.get("schema"), dict | bool):
         raise refused("of type json_schema must have a schema at format.schema")
-    inner = {name: each for name, each in told.items() if name != "type"}
+    inner = {name: each for name, each in told.items() if name != "type" and each is not None}
     found = structured.response_format({"type": "json_schema", "json_schema": inner})
     assert found is not None
-    return Structure("text.format.schema", found.kind, found.value)
+    return JsonFormat("text.format.schema", found.kind, found.value, inner)
 
 
 def _reasoning(value: object) -> str | None:
@@ -388,4 +396,5 @@ def _repeated_format(asked: Structure | None) -> Mapping[str, Any]:
         return {"type": "text"}
     if asked.field == "response_format":
         return {"type": "json_object"}
-    return {"type": "json_schema", "name": "schema", "schema": asked.value, "strict": True}
+    assert isinstance(asked, JsonFormat)
+    return {"type": "json_schema", "name": "schema", "strict": True, **asked.told}

@@ -63,10 +63,12 @@ async def events(
                 continue
             if not opened:  # not before there is something: until then an error can be a status
                 opened = True
-                for opening_index in range(len(prompt_tokens)):
-                    opening = shape.opening(opening_index)
-                    if opening is not None:
-                        yield chunk(opening_index, opening, (0, None))
+                openings = [(at, shape.opening(at)) for at in range(len(prompt_tokens))]
+                begun = [chunk(at, opening, (0, None)) for at, opening in openings if opening is not None]
+                for event in begun[:-1]:  # without an id: who has it has them all
+                    yield ServerSentEvent(event.data)
+                for event in begun[-1:]:
+                    yield event
             has, position[index] = position[index], max(position[index], item.position)
             if isinstance(item, Result):
                 results[index] = item

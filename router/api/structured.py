@@ -16,6 +16,7 @@ from router.api.grammar_text import Structure, trigger_of
 from router.requests import ServedModel
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+NEUTRAL = ("disable_any_whitespace", "disable_fallback", "disable_additional_properties")  # as false
 MAX_TAGS = 128
 ANY_OBJECT = {"type": "object"}
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES // 2  # as JSON; of choices, too
@@ -115,7 +116,9 @@ def structured_outputs(value: object) -> Structure | None:
     """Returns what vLLM's field asks for."""
     if not isinstance(value, dict):
         raise refused(f"must be an object, not {json_type(value)}")
-    _known(value, set(KINDS))
+    _known(
+        {name: told for name, told in value.items() if told is not False or name not in NEUTRAL}, set(KINDS)
+    )
     given = [kind for kind in KINDS if value.get(kind) is not None]
     if len(given) != 1:
         raise refused(f"must have exactly one of {', '.join(KINDS)}, not {len(given)} of them")

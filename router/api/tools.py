@@ -46,9 +46,10 @@ class Tool:
     @property
     def schema(self) -> Mapping[str, object]:
         """Returns the schema of its arguments, an object at least, written as models write it."""
-        return {**ANY_ARGUMENTS, **(self.parameters or {})}
+        return {**ANY_ARGUMENTS, **(NO_ARGUMENTS if self.parameters is None else self.parameters)}
 
 
+NO_ARGUMENTS: Mapping[str, Any] = {"properties": {}, "additionalProperties": False}
 ANY_ARGUMENTS = {"type": "object", "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
 
 

@@ -208,6 +208,37 @@ def test_arguments_come_as_they_are_written() -> None:
     assert parser.push('y"}}</tool_call>')[1][0].arguments == 'y"}'
 
 
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, f"<tool_call>{F}</tool_call>"),
+        (JSON, F),
+        (LLAMA3, OF_LLAMA),
+        (MISTRAL, f"[TOOL_CALLS][{F}]"),
+        (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"a": [1, "}"]}'),
+        (QWEN3_CODER, xml("f", a="x")),
+    ],
+)
+def test_it_is_known_if_a_call_was_cut_off(form: ToolFormat, text: str) -> None:
+    seen = set[bool]()
+    for end in range(len(text) + 1):
+        parser = XmlCallParser(form, str, json_parameters=TYPED) if form.xml else CallParser(form, str)
+        parser.push(text[:end])
+        parser.flush()
+        if parser.calls:
+            seen.add(parser.calling)
+            assert parser.calling is not is_json(parser.calls[0].arguments)
+    assert seen == {True, False} and not parser.calling
+
+
 @pytest.mark.parametrize(
     ("template", "form"),
     [

@@ -91,6 +91,8 @@ async def test_a_chat_has_several_answers_each_opened_with_its_role(client_of: C
     told = [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")]
     opened = [one["choices"][0]["index"] for one in told if one["choices"][0]["delta"].get("role")]
     assert opened == [0, 1]
+    first, second = body.split("\n\n")[:2]
+    assert "id:" not in first and "id:" in second, "who goes on after an event has all that come before it"
 
 
 async def test_a_stream_of_several_answers_goes_on_at_another_router(client_of: ClientOf) -> None:

@@ -63,6 +63,14 @@ async def test_a_response(client_of: ClientOf) -> None:
     }
 
 
+async def test_a_format_is_repeated_as_it_was_asked_for(client_of: ClientOf) -> None:
+    told = {"type": "json_schema", "name": "x", "description": "y", "strict": False, "schema": {}}
+    for asked in (told, {**told, "description": None}, {"type": "json_schema", "name": "x", "schema": {}}):
+        answer = await client_of(answering()).post("/v1/responses", json={**ASKED, "text": {"format": asked}})
+        expected = {"strict": True} | {name: value for name, value in asked.items() if value is not None}
+        assert answer.json()["text"] == {"format": expected}
+
+
 async def test_it_asks_what_the_same_chat_asks(client_of: ClientOf) -> None:
     runner = ScriptedRunner(ROOMY, lambda request: steps(IDS, 4))
     client = client_of(runner)

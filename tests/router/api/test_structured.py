@@ -65,6 +65,17 @@ def obeys(grammar: str, text: str, tokenizer: Any = TOKENIZER, model: ServedMode
         ({"structured_outputs": {"json": OBJECT}}, ['{"a": 5}'], ["{}"]),
         ({"structured_outputs": {"json": json.dumps(OBJECT)}}, ['{"a": 5}'], ["{}"]),
         ({"structured_outputs": {"json_object": True}}, ["{}"], ["[]"]),
+        (
+            {
+                "structured_outputs": {
+                    "json_object": True,
+                    "disable_any_whitespace": False,
+                    "disable_fallback": False,
+                }
+            },
+            ["{}"],
+            ["[]"],
+        ),
         ({"structured_outputs": {"regex": "[ab]+c?"}}, ["aba", "ac"], ["", "c", "acc"]),
         ({"structured_outputs": {"choice": ["the fox", 'a "dog"']}}, ["the fox", 'a "dog"'], ["the", ""]),
         ({"structured_outputs": {"grammar": 'start: "a" start "b" | "c"'}}, ["c", "aacbb"], ["acbb"]),
