@@ -27,8 +27,8 @@ def incompatibility(newcomer: Registration, verifiers: Iterable[Registration]) -
     """Returns a sentence that says why `newcomer` cannot work with `verifiers`, or None.
 
     A verifier must run a model that can be served, the same as every other of its name, and by no name that
-    another model has; a drafter must have
-    the tokenizer of a served model, or no tokenizer, and fits while no model is served.
+    another model has; a drafter must have the tokenizer of a served model, or no tokenizer, and fits while no
+    model is served.
     """
     others = [one for one in verifiers if one.key != newcomer.key]
     if newcomer.info.identity.role is Role.DRAFTER:

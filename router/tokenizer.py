@@ -148,9 +148,13 @@ def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:
         found = tokenizers.Tokenizer.from_str(files.json)
     except Exception as error:  # the library raises plain Exception
         raise PeerRefused(f"the tokenizer cannot be read: {error}") from error
-    parts = {"normalizer": found.normalizer, "pre_tokenizer": found.pre_tokenizer, "decoder": found.decoder}
-    for name, part in parts.items():
-        if part is not None and _growth(loads(part.__getstate__())) > MOST_GROWTH:
+    ways = {
+        "normalizer and pre-tokenizer": (found.normalizer, found.pre_tokenizer),
+        "decoder": (found.decoder,),
+    }
+    for name, parts in ways.items():  # the parts of a way are one after the other
+        growth = math.prod(_growth(loads(part.__getstate__())) for part in parts if part is not None)
+        if growth > MOST_GROWTH:
             raise PeerRefused(
                 f"the tokenizer's {name} may make more than {MOST_GROWTH} bytes of one: a short text could "
                 "take all memory of a router"

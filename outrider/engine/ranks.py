@@ -181,10 +181,10 @@ class Ranks:
 
     def gather(self, part: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns all ranks' parts, which have the same shape, in the order of ranks."""
-        parts = part.new_empty(self.group.size * part.numel())
+        parts = part.new_empty(self.group.size, *part.shape).unbind()
         with self.talking():
-            dist.all_gather_into_tensor(parts, part.reshape(-1))
-        return parts.view(self.group.size, *part.shape).unbind()
+            dist.all_gather(list(parts), part.contiguous())
+        return parts
 
     def concat(self, part: torch.Tensor, width: int) -> torch.Tensor:
         """Returns [..., width] from the slices of the last dimension, which are as in `slice_of`."""

@@ -68,10 +68,9 @@ def schedule(
 ) -> Schedule:
     """Plans one step. `candidates` stand in order of priority and arrival; `available` blocks can be taken.
     Where others decode, at most `reading` tokens of prompts take part, and where nobody does, `alone`; None =
-    as the limits say. `lost`: of a
-    candidate by index, the tokens that would have to be computed again if it were preempted; None = all that
-    it has. `cached`: of a newcomer by index, what it will find in the cache, and need not read; None =
-    nothing.
+    as the limits say. `lost`: of a candidate by index, the tokens that would have to be computed again if it
+    were preempted; None = all that it has. `cached`: of a newcomer by index, what it will find in the cache,
+    and need not read; None = nothing.
 
     Every decoding session gets its token first, then prompts are read in by chunks, as they would be without
     any drafts, those of sessions that were interrupted before those that have not begun, and tenants by

@@ -196,8 +196,8 @@ def kernels_keep_bits(engine: Engine) -> bool:
             noisy = _run(engine, [[LENGTH]])[0]
             found = _run(engine, [ALONE]) + _run(engine, TOGETHER)
             same = all(torch.equal(logits, noisy) for logits in found)
-        same = same and all(_fills(engine, shape, whole) for shape in getattr(engine.runner, "shapes", ()))
-    same = same and linears_keep_bits(model) and engine.attention.keeps_bits()
+        filled = [_fills(engine, shape, whole) for shape in getattr(engine.runner, "shapes", ())]
+    same = same and all(filled) and linears_keep_bits(model) and engine.attention.keeps_bits()
     if not same:
         log.warning("%s is not bit-exact here: a row's bits depend on its company", engine.info.name)
     return same
@@ -205,9 +205,9 @@ def kernels_keep_bits(engine: Engine) -> bool:
 
 def _fills(engine: Engine, shape: Shape, whole: torch.Tensor) -> bool:
     """Returns whether a step of this shape gives the check's first tokens the logits that they have alone, in
-    as many sessions as fill it: so every row of it is tried."""
+    as many sessions as fill it: so every row of it is tried. All ranks of a group run it alike."""
     count = min(shape.tokens, shape.longest, LENGTH)
-    most = min(shape.tokens // count, engine.pool.available // -(-count // engine.pool.block_size))
+    most = max(1, min(shape.tokens // count, engine.pool.available // -(-count // engine.pool.block_size)))
     while most > 1 and not shape.holds(np.full(most, count), engine.pool.block_size):
         most -= 1  # what is left over is filled up, and takes places, too
     tables = [BlockTable() for _ in range(most)]

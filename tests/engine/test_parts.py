@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.engine import kernel_bits, replayed
+from outrider.engine import kernel_bits, replayed, self_check
 from outrider.engine.flat_inputs import Shape
 from outrider.engine.loading import load_engine
 from outrider.engine.native import library
@@ -77,6 +77,10 @@ def test_rows_are_compared_in_all_places_of_a_recorded_step(
     monkeypatch.setattr(engine.runner.graphs, "_forward", other_bits)
     assert not kernels_keep_bits(engine)
     assert engine.pool.available == free
+    tried = list[Shape]()
+    monkeypatch.setattr(self_check, "_fills", lambda engine, shape, whole: tried.append(shape) or False)
+    assert not kernels_keep_bits(engine)
+    assert tried == list(engine.runner.shapes), "each on every rank of a group, or one waits for another"
 
 
 def test_tokens_are_ranked_in_recorded_steps_as_in_others(checkpoint: Callable[..., Path]) -> None:

@@ -208,6 +208,8 @@ def test_a_tokenizer_that_makes_much_of_little_is_refused() -> None:
         return {"type": "Sequence", kind: list(parts)}
 
     several = sequence("normalizers", *[doubles] * 3)
+    both = "normalizer and pre-tokenizer"
+    of = {"normalizer": both, "pre_tokenizer": both, "decoder": "decoder"}
     for name, part in (
         ("normalizer", sequence("normalizers", *[doubles] * 7)),
         ("normalizer", sequence("normalizers", *[several] * 3)),
@@ -216,8 +218,12 @@ def test_a_tokenizer_that_makes_much_of_little_is_refused() -> None:
         ("pre_tokenizer", sequence("pretokenizers", *[bytes_of] * 7)),
         ("decoder", sequence("decoders", *[doubles] * 7)),
     ):
-        with pytest.raises(PeerRefused, match=f"the tokenizer's {name} may make more than 64"):
+        with pytest.raises(PeerRefused, match=f"the tokenizer's {of[name]} may make more than 64 bytes"):
             load(with_part(name, part))
+    one_after_the_other = with_part("pre_tokenizer", sequence("pretokenizers", *[bytes_of] * 4))
+    parts = json.loads(one_after_the_other.json) | {"normalizer": sequence("normalizers", *[doubles] * 3)}
+    with pytest.raises(PeerRefused, match=both):
+        load(replace(one_after_the_other, json=json.dumps(parts)))
     spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
     load(with_part("normalizer", sequence("normalizers", {"type": "NFKC"}, spaces, several)))
 
