@@ -10,8 +10,10 @@ from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.logprobs import PromptLogprobs
 from outrider.wire.session import FinishReason, SessionId
 from router.api.asked import asked
+from router.api.best import likeliest
 from router.api.logprobs import Scoring
 from router.api.output import Chunk, Output, Result, Usage
+from router.api.position import cut
 from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Provenance
 from router.api.threads import Retelling
@@ -163,10 +165,10 @@ async def generate_all(
     after: Sequence[int] | None = None,
     retelling: Retelling | None = None,
 ) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
-    """All sessions of a request side by side: (index of the session, item). Closing it closes them all.
+    """All sessions of a request side by side: (index of the answer, item). Closing it closes them all.
 
     `start` gives the events of a session; `keep` is entered where there are several: the one that is over
-    first must still be known when the others' client resumes. `after` as for `generate`, of each.
+    first must still be known when the others' client resumes. `after` as for `generate`, of each answer told.
     `retelling`: their place, which they leave when all have come to there. Nothing comes before all have
     begun, which the first item says: one id is told for all. The first error of any session ends all of them
     and is raised, and so is the end of their time if none of them has any text."""
@@ -174,7 +176,10 @@ async def generate_all(
     if (request := asked()) is not None:
         request.asks(generation)
     if len(generation.sessions) > 1:
-        items = _side_by_side(start, generation, metrics, after, retelling)
+        if generation.wording.best:
+            items = _likeliest(start, generation, metrics, after, retelling)
+        else:
+            items = _side_by_side(start, generation, metrics, after, retelling)
         ids = [session.session_id for session in generation.sessions if session.session_id is not None]
         keeping = keep(ids)
     else:
@@ -193,6 +198,21 @@ async def generate_all(
                 else:
                     told = True
                 yield each
+
+
+def _likeliest(
+    start: Callable[[GenerationRequest], Events],
+    generation: Generation,
+    metrics: Metrics,
+    after: Sequence[int] | None,
+    retelling: Retelling | None,
+) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
+    """Whichever are told, their chunks end where the client of a resumed answer is."""
+    from_start = None if after is None else [0] * len(generation.sessions)
+    ends = frozenset(after or ())
+    items = _side_by_side(lambda one: cut(start(one), ends), generation, metrics, from_start, retelling)
+    wording = generation.wording
+    return likeliest(items, generation.n, wording.best, after, hide_logprobs=wording.hide_logprobs)
 
 
 async def _side_by_side(

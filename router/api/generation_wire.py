@@ -52,6 +52,7 @@ _OPTIONAL = (
     "num_speculative_tokens",
     "cache_salt",
     "n",
+    "best_of",
     "parallel_tool_calls",
     "min_tokens",
     "priority",
@@ -210,20 +211,11 @@ def body(asked: bytes | generation_pb2.GenerateRequest) -> Body:
         fields["tool_choice"] = _tool_choice(request.tool_choice)
     match request.WhichOneof("prompt"):
         case "text":
-            fields |= {
-                "prompt": request.text,
-                "logprobs": count,
-                "echo": request.echo,
-                "suffix": request.suffix,
-            }
+            fields |= {"prompt": request.text, "logprobs": count, **_of_prompt(request)}
             return schema.parse(schema.CompletionRequest, fields)
         case "token_ids":
-            fields |= {
-                "prompt": [_items("prompt", request.token_ids.ids, MAX_VALUES)],
-                "logprobs": count,
-                "echo": request.echo,
-                "suffix": request.suffix,
-            }
+            ids = _items("prompt", request.token_ids.ids, MAX_VALUES)
+            fields |= {"prompt": [ids], "logprobs": count, **_of_prompt(request)}
             return schema.parse(schema.CompletionRequest, fields)
         case "chat":
             fields |= {"messages": [_turn(turn) for turn in request.chat.messages]}
@@ -396,4 +388,5 @@ def _completed(index: int, result: Result) -> generation_pb2.Completed:
         ),
         numerics_changes=result.numerics_changes,
         tool_calls=len(result.called),
+        untold_tokens=sum(one.usage.completion_tokens for one in result.untold),
     )

@@ -131,8 +131,8 @@ class GenerationServicer:
             raise InvalidRequest(
                 f"this answer has {record.prompts // record.n} prompts: resume it over HTTP", field="id"
             )
-        after = after if any(after) else (0,) * record.prompts
-        position.check(after, generation.sessions)
+        after = after if any(after) else (0,) * len(generation.told)
+        position.check(after, generation.told)
         resumption = Resumption(session_id)
 
         def start(session: GenerationRequest) -> Events:

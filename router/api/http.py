@@ -176,7 +176,7 @@ def create_app(
         items = generate_all(start, runner.keep, generation, metrics)
         if body.stream:
             return streamed(items, record, generation)
-        answered = await while_connected(request.receive, _whole(items, len(generation.sessions)))
+        answered = await while_connected(request.receive, _whole(items, len(generation.told)))
         texts, results, details = answered
         told = partial(telling(record, generation).whole, texts, results, details)
         scores = 1 + (generation.sessions[0].params.logprobs or 0)
@@ -191,26 +191,24 @@ def create_app(
     ) -> Response:
         with reading.retelling(owner()) as place:
             record, generation = await recalled(runner, session_id, place)
-        if record.wording.best:
-            raise InvalidRequest("an answer with best_of has no stream: ask again, with its seed", field="id")
         if shape not in (None, record.shape):
             raise InvalidRequest(
                 f"Last-Event-ID is of a {record.shape}: ask where it was asked for", field="Last-Event-ID"
             )
         if after is not None:
-            position.check(after, generation.sessions)
+            position.check(after, generation.told)
         from_start = telling(record, generation).from_start
         resumption = Resumption(session_id)
 
         def start(session: GenerationRequest) -> Events:
             assert session.session_id is not None
             events = runner.resume(session.session_id, resumption)
-            return position.cut(events, after[0]) if from_start and after is not None else events
+            return position.cut(events, after) if from_start and after is not None else events
 
         async def told_again() -> Items:
             with reading.retelling(generation.sessions[0].owner) as place:
                 place.hold(sum(len(each.params.prompt) for each in generation.sessions))
-                has = [0] * record.prompts if from_start or after is None else after
+                has = [0] * len(generation.told) if from_start or after is None else after
                 async with aclosing(
                     generate_all(start, runner.keep, generation, metrics, has, place)
                 ) as items:
@@ -335,11 +333,11 @@ def _permission(model: ServedModel) -> answers.Permission:
     }
 
 
-async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], list[Details]]:
-    """Returns the text of each session, its result, and what is told of its tokens."""
-    pieces: list[list[str]] = [[] for _ in range(sessions)]
+async def _whole(items: Items, answers: int) -> tuple[list[str], list[Result], list[Details]]:
+    """Returns the text of each answer, its result, and what is told of its tokens."""
+    pieces: list[list[str]] = [[] for _ in range(answers)]
     results: dict[int, Result] = {}
-    details = [Details(HeldScores()) for _ in range(sessions)]
+    details = [Details(HeldScores()) for _ in range(answers)]
     async with aclosing(items):
         async for index, item in items:
             if isinstance(item, SessionBegun):
@@ -350,7 +348,7 @@ async def _whole(items: Items, sessions: int) -> tuple[list[str], list[Result], 
                 details[index].reasoning += item.reasoning
             else:
                 details[index].add(item)
-    return ["".join(each) for each in pieces], [results[index] for index in range(sessions)], details
+    return ["".join(each) for each in pieces], [results[index] for index in range(answers)], details
 
 
 def _add_error_handlers(app: FastAPI, metrics: Metrics) -> None:

@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
     text: str
     token_ids: tuple[int, ...]
     position: int  # output tokens up to the end of it
-    scored: tuple[Scored, ...] = ()  # of `token_ids`, if asked for
+    scored: Sequence[Scored] = ()  # of `token_ids`, if asked for
     prompt: ScoredPrompt | None = None  # with the first output, if asked for
     step: Step | None = None  # where the tokens came from, if asked for
     calls: tuple[CallDelta, ...] = ()  # of tools, after the text
@@ -99,6 +99,7 @@ class Result:
     called: tuple[Call, ...] = ()  # all calls of tools
     calling: bool = False  # amid the last of them
     reasoning: str = ""  # what only the end has settled
+    untold: tuple[Result, ...] = ()  # of the answers to the prompt that others were better than
 
     @property
     def reason(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing
 
 from outrider.errors import InvalidRequest
@@ -83,21 +83,22 @@ def companion(first: SessionId, index: int) -> SessionId:
     return SessionId(hashlib.sha256(first + index.to_bytes(4)).digest()[:SESSION_ID_BYTES])
 
 
-async def cut(events: Events, at: int) -> AsyncGenerator[SessionEvent, None]:
-    """The events of a session, whose steps are cut where its client is: a step of a session that goes on
-    elsewhere may hold tokens that the client has, and others."""
+async def cut(events: Events, at: Collection[int]) -> AsyncGenerator[SessionEvent, None]:
+    """The events of a session, whose steps are cut where its client is, or may be: a step of a session that
+    goes on elsewhere may hold tokens that the client has, and others."""
     before = 0
 
     def parts(step: TokensCommitted) -> Iterator[TokensCommitted]:
         nonlocal before
-        has = at - before
-        before += len(step.tokens)
-        if not 0 < has < len(step.tokens):
-            yield step
-            return
-        yield step._replace(tokens=step.tokens[:has], logprobs=step.logprobs[:has])
-        rest, logprobs = step.tokens[has:], step.logprobs[has:]
-        yield step._replace(tokens=rest, accepted=0, verified=0, numerics="", logprobs=logprobs, guesses=())
+        start, before = before, before + len(step.tokens)
+        for place in sorted(place for place in at if start < place < before):
+            has, start = place - start, place
+            yield step._replace(tokens=step.tokens[:has], logprobs=step.logprobs[:has])
+            rest, logprobs = step.tokens[has:], step.logprobs[has:]
+            step = step._replace(
+                tokens=rest, accepted=0, verified=0, numerics="", logprobs=logprobs, guesses=()
+            )
+        yield step
 
     async with aclosing(events):
         async for event in events:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -11,7 +11,6 @@ from outrider.errors import OutriderError
 from outrider.wire.session import SessionId
 from router.api.acceptance import SpeculationStats
 from router.api.answers import Error
-from router.api.best import best
 from router.api.figures import OutputTokens, Totals, Usage
 from router.api.logprobs import Scored, of_chat, of_completion
 from router.api.output import NO_DETAILS, Details, Result
@@ -146,19 +145,11 @@ class Envelope:
     created: int  # unix seconds
     model: str
     seed: int
-    n: int = 1  # answers to each prompt
-    best: int = 0  # of which so many are told; 0 = all
-    hide_logprobs: bool = False
+    n: int = 1  # answers to each prompt that are told
 
     def whole(self, texts: Sequence[str], results: Sequence[Result], details: Sequence[Details]) -> Json:
-        told: Sequence[int] = range(len(results))
-        if self.best:
-            told = best([each.scored for each in details], self.n, self.best)
-        if self.hide_logprobs:
-            details = [replace(each, scored=[]) for each in details]
-        choices = [
-            self.shape.choice(index, texts[one], results[one], details[one]) for index, one in enumerate(told)
-        ]
+        told = enumerate(zip(texts, results, details, strict=True))
+        choices = [self.shape.choice(index, *each) for index, each in told]
         beside = self.shape.beside(details[0])
         return {**self._head(self.shape.whole), "choices": choices, **beside, **totals(results, self.n)}
 
@@ -180,7 +171,8 @@ class Envelope:
 
 
 def totals(results: Iterable[Result], n: int = 1) -> Totals:
-    """Returns `usage` and `metrics` over all answers of a response, `n` to each prompt, which counts once."""
+    """Returns `usage` and `metrics` over all answers of a response, `n` of them told to each prompt, which
+    counts once."""
     prompt = completion = cached = changes = 0
     reasoning: int | None = None
     speculation, predicted = SpeculationStats(), False
@@ -188,11 +180,12 @@ def totals(results: Iterable[Result], n: int = 1) -> Totals:
         if index % n == 0:
             prompt += result.usage.prompt_tokens
             cached += result.usage.cached_prompt_tokens
-        completion += result.usage.completion_tokens
-        if result.usage.reasoning_tokens is not None:
-            reasoning = (reasoning or 0) + result.usage.reasoning_tokens
-        speculation.merge(result.speculation)
-        changes += result.numerics_changes
+        for each in (result, *result.untold):
+            completion += each.usage.completion_tokens
+            if each.usage.reasoning_tokens is not None:
+                reasoning = (reasoning or 0) + each.usage.reasoning_tokens
+            speculation.merge(each.speculation)
+            changes += each.numerics_changes
         predicted = predicted or result.usage.predicted
     used = usage(prompt, completion, reasoning)
     used["prompt_tokens_details"] = {"cached_tokens": cached}

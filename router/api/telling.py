@@ -75,8 +75,6 @@ def telling(record: Record, generation: Generation) -> Telling:
         return MessageTelling(id, model, generation.seed, prompt)
     if record.shape == responses_api.SHAPE:
         return ResponseTelling(id, record.created, model, session.params.sampling, record.repeated)
-    shape, wording = SHAPES[record.shape], record.wording
-    envelope = Envelope(
-        shape, id, record.created, model, generation.seed, record.n, wording.best, wording.hide_logprobs
-    )
-    return ChunkTelling(envelope, record, [len(each.params.prompt) for each in generation.sessions])
+    shape = SHAPES[record.shape]
+    envelope = Envelope(shape, id, record.created, model, generation.seed, record.wording.best or record.n)
+    return ChunkTelling(envelope, record, [len(each.params.prompt) for each in generation.told])

@@ -87,10 +87,6 @@ def candidates(body: CompletionRequest | ChatRequest) -> int:
     CHOICES.check("best_of", body.best_of)
     if body.best_of < body.n:
         raise InvalidRequest(f"best_of must be at least n ({body.n}), not {body.best_of}", field="best_of")
-    if body.stream and body.best_of > body.n:
-        raise InvalidRequest(
-            "best_of is known when all answers are there: leave it out, or do not stream", field="best_of"
-        )
     return body.best_of
 
 

@@ -62,6 +62,12 @@ class Generation:
     def seed(self) -> int:
         return self.sessions[0].params.sampling.seed
 
+    @property
+    def told(self) -> tuple[GenerationRequest, ...]:
+        """For each answer that is told one session of its prompt: of `n` perhaps only the likeliest are."""
+        told = self.wording.best or self.n
+        return tuple(one for index, one in enumerate(self.sessions) if index % self.n < told)
+
     def echo(self, session: GenerationRequest) -> str:
         """Returns what comes before the output of one of the sessions."""
         if not self.wording.echo:

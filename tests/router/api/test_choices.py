@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import httpx
 import pytest
 
-from outrider.errors import InvalidRequest
+from outrider.errors import DeadlineExceeded, InvalidRequest
 from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.logprobs import Logprob
@@ -110,16 +111,21 @@ async def test_a_stream_of_several_answers_goes_on_at_another_router(client_of: 
         assert pieces == [text(seed, [70, 71]) for seed in (5, 6, 7)]
 
 
-@pytest.fixture
-async def stub() -> AsyncIterator[generation_pb2_grpc.GenerationStub]:
+@asynccontextmanager
+async def generation_of(runner: ScriptedRunner) -> AsyncIterator[Any]:
     server = new_server()
-    runner = ScriptedRunner(MODEL, by_seed)
     add_generation_service(server, Intake(runner, lambda below: 0), Metrics())
     address = bind(server, "127.0.0.1", 0)
     await server.start()
     async with channel(address) as connection:
         yield generation_pb2_grpc.GenerationStub(connection)
     await server.stop(0)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[Any]:
+    async with generation_of(ScriptedRunner(MODEL, by_seed)) as stub:
+        yield stub
 
 
 async def test_grpc_has_them_too(stub: Any) -> None:
@@ -175,17 +181,102 @@ async def test_of_several_answers_the_likeliest_are_told(client_of: ClientOf) ->
     chat = {"messages": turns, "best_of": 3, "seed": 1, "max_tokens": 2}
     (choice,) = (await client.post("/v1/chat/completions", json=chat)).json()["choices"]
     assert choice["message"]["content"] == texts[1] and choice["logprobs"] is None
-    stream = await client.get(f"/v1/sessions/{whole['id']}/events")
-    assert stream.status_code == 400 and "best_of has no stream" in stream.text
     for other, message in (
         ({"best_of": 1}, "best_of must be at least n (2), not 1"),
-        ({"stream": True}, "best_of is known when all answers are there"),
         ({"best_of": 65}, "best_of must be in [1, 64], not 65"),
         ({"prompt": ["a"] * 3, "best_of": 64}, "best_of must be at most 42 with 3 prompts, not 64"),
         ({"prompt_logprobs": 1}, "n and best_of must be 1 with prompt_logprobs"),
     ):
         refused = await client.post("/v1/completions", json=fields | other)
         assert refused.status_code == 400 and message in refused.text, refused.text
+
+
+def likelier(request: GenerationRequest) -> list[SessionEvent]:
+    """Steps of two tokens; of the seeds 0 to 4 those likeliest are 0 and 3, then 1."""
+    seed = request.params.sampling.seed
+    told = (Logprob(-float((seed * 7) % 5)),) * 2
+    texts = [(60 + seed + at, 61 + seed + at) for at in (0, 1, 2)]
+    return [*(TokensCommitted(two, 0, 0, logprobs=told) for two in texts), SessionEnded(FinishReason.LENGTH)]
+
+
+BEST = {"prompt": [[70, 71], [75]], "n": 2, "best_of": 5, "seed": 0, "max_tokens": 6}
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+async def test_the_likeliest_are_streamed_once_all_are_there(
+    client_of: ClientOf, logprobs: int | None
+) -> None:
+    logs: Any = {}
+    client = client_of(runner := ScriptedRunner(MODEL, likelier, logs))
+    fields = {**BEST, "logprobs": logprobs}
+    whole = (await client.post("/v1/completions", json=fields)).json()
+    expected = [choice["text"] for choice in whole["choices"]]
+    *chunks, (_, last) = told = await events(client, fields | {"stream_options": {"include_usage": True}})
+    assert len(runner.requests) == 20
+    assert [chunk["choices"][0]["index"] for _, chunk in chunks] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert last["usage"] == whole["usage"] and last["usage"]["completion_tokens"] == 60
+    for index, (id, _) in enumerate(chunks):
+        other = client_of(ScriptedRunner(MODEL, likelier, logs))
+        response = await other.post(
+            "/v1/completions", json={**fields, "stream": True}, headers={"Last-Event-ID": id}
+        )
+        rest = [json.loads(line[6:]) for line in response.text.split("\n") if line.startswith("data: {")]
+        pieces, scores = [""] * 4, [0] * 4
+        for chunk in [chunk for _, chunk in chunks[: index + 1]] + rest[:-1]:
+            (choice,) = chunk["choices"]
+            pieces[choice["index"]] += choice["text"]
+            scores[choice["index"]] += len((choice["logprobs"] or {"tokens": []})["tokens"])
+        assert pieces == expected and rest[-1]["usage"] == whole["usage"]
+        assert scores == ([0] * 4 if logprobs is None else [6] * 4)
+    session = told[0][0].split(":")[0]
+    amid = await client.get(f"/v1/sessions/{session}/events", params={"after": "3,5,7,1"})
+    rest = [json.loads(line[6:]) for line in amid.text.split("\n") if line.startswith("data: {")]
+    pieces = [""] * 4
+    for chunk in rest[:-1]:
+        pieces[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+    assert pieces == [expected[0][3:], expected[1][5:], "", expected[3][1:]]
+    wrong = await client.get(f"/v1/sessions/{session}/events", params={"after": "1,1,1,1,1,1,1,1,1,1"})
+    assert wrong.status_code == 400 and "after must have 4 numbers" in wrong.text
+
+
+async def test_the_likeliest_are_not_told_if_the_time_is_over_before_all_are_there(
+    client_of: ClientOf,
+) -> None:
+    def late(request: GenerationRequest) -> list[Any]:
+        some = likelier(request)
+        if request.params.sampling.seed == 4:
+            return [some[0], DeadlineExceeded("the time that the client gave is over")]
+        return some
+
+    client = client_of(ScriptedRunner(MODEL, late))
+    for stream in (False, True):
+        response = await client.post("/v1/completions", json={**BEST, "stream": stream})
+        assert response.status_code == 504 and "time that the client gave" in response.text
+
+
+async def test_grpc_has_the_likeliest_too() -> None:
+    async with generation_of(ScriptedRunner(MODEL, likelier)) as stub:
+        ids = generation_pb2.TokenIds(ids=[70, 71])
+        request = Request(token_ids=ids, n=2, best_of=5, seed=0, max_tokens=6)
+        started, *told = [response async for response in stub.Generate(request)]
+        texts, lost = [""] * 2, [0] * 2
+        for one in told:
+            if one.HasField("delta"):
+                texts[one.delta.index] += one.delta.text
+                assert not one.delta.logprobs
+            else:
+                lost[one.completed.index] += one.completed.untold_tokens
+                assert one.completed.usage.completion_tokens == 6
+        assert texts == [
+            str(TOKENIZER.decode([60 + s, 61 + s, 61 + s, 62 + s, 62 + s, 63 + s])) for s in (0, 3)
+        ]
+        assert lost == [0, 18]
+        resume = generation_pb2.ResumeRequest(id=started.started.id, each_after=[5, 7])
+        rest = [one.delta async for one in stub.Resume(resume) if one.HasField("delta")]
+        assert [(one.index, list(one.token_ids)) for one in rest] == [(0, [63])]
+        resume = generation_pb2.ResumeRequest(id=started.started.id)
+        again = [one.delta async for one in stub.Resume(resume) if one.HasField("delta")]
+        assert ["".join(one.text for one in again if one.index == index) for index in range(2)] == texts
 
 
 def test_of_several_answers_so_many_numbers_are_told() -> None:
