@@ -14,6 +14,7 @@ from benchmarks.gpu_report import goals
 from tests.benchmarks.whole import whole
 
 
+@whole
 def test_the_dry_run_measures_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "result.json"
     main("cpu", drafts=3, ways="", write=kept)

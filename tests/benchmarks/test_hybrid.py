@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from benchmarks.hybrid import KINDS, STEPS, main
+from tests.benchmarks.whole import whole
 
 
+@whole
 def test_small_ones_are_measured(tmp_path: Path) -> None:
     main(rounds=2, hidden=256, write=tmp_path / "result.json")
     models = json.loads((tmp_path / "result.json").read_text())["models"]
