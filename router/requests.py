@@ -148,9 +148,9 @@ class SessionRunner(Protocol):
         is resumed, too; None = it is the only one. Raises what `recall` and `run` raise."""
         ...
 
-    def keep(self, session_ids: Sequence[SessionId]) -> AbstractContextManager[None]:
-        """Meanwhile these sessions can be resumed, also those that are over: an answer is resumed with all of
-        its sessions."""
+    def together(self, owner: str, session_ids: Sequence[SessionId]) -> AbstractContextManager[None]:
+        """Has a place for each of these sessions of one request, or for none: raises Overloaded. Meanwhile
+        they can be resumed, also those that are over: an answer is resumed with all of its sessions."""
         ...
 
     async def cancel(self, session_id: SessionId) -> None:

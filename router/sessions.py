@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from weakref import WeakValueDictionary
 
-from outrider.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel, superseded
+from outrider.errors import Overloaded, Unavailable, UnknownModel, superseded
 from outrider.store.logs import Lead
 from outrider.telemetry.spans import Tracer, current_trace
 from outrider.wire.session import FinishReason, SessionId, new_session_id
 from router import losses
-from router.admission import NOBODY, Lasting, Refusal, refused, retry_after, share_ahead
+from router.admission import NOBODY, Lasting, Refusal, refused, share_ahead
 from router.fleet import Fleet
 from router.held_logs import TakenSession
 from router.placement import VerifierCandidate
+from router.places import Places
 from router.prompt_record import PromptRecord
 from router.rebalance import has_room, sessions_to_move
 from router.requests import (
@@ -43,7 +43,6 @@ from router.transcript import Transcript
 from router.workers import Verifier
 
 DRAFT_KEY_BYTES = 16
-SPARED = 8  # one in so many places is not for the owner of all others
 
 
 class Sessions:
@@ -71,19 +70,18 @@ class Sessions:
         self._record = record
         self._fleet = fleet
         self._log_writer = log_writer
-        self._max_sessions = max_sessions
         self._num_speculative_tokens = num_speculative_tokens
         self._lock_step = lock_step
         self._drafters_per_session = drafters_per_session
         self._same_numerics = same_numerics
         self._random_bytes = random_bytes
         self._open: dict[SessionId, Session] = {}
-        self._of: Counter[str] = Counter()  # of them, by whose key they were asked with
         self._resuming = WeakValueDictionary[SessionId, asyncio.Lock]()
         self._resumptions = WeakValueDictionary[
             SessionId, Resumption
         ]()  # by first session; the latest of each
         self._lasting = Lasting()
+        self._places = Places(max_sessions, self._lasting)
         self._pairs = Pairs()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,6 +140,7 @@ class Sessions:
                 self._resumptions[session_id] = resumption
         if isinstance(found, TakenSession):
             end = found.transcript.reached
+            self._places.give_up(session_id)
             yield SessionBegun(found.transcript.known(), over=True)
             assert end is not None, "else the session is taken up"
             if end is FinishReason.CANCELLED:
@@ -185,9 +184,12 @@ class Sessions:
         model = self.model(request.model)
         if request.fingerprint not in (None, model.fingerprint):
             raise _another_checkpoint(model.name)
-        self.check_room(request.owner)
-        self._check_load(request, model.name)
         session_id = request.session_id or new_session_id(self._random_bytes)
+        promise = self._places.promise(session_id)
+        if promise is None:
+            self.check_room(request.owner)
+        if promise is None or not promise.begun:
+            self._check_load(request, model.name, 1 if promise is None else promise.sessions)
         named = replace(request, model=model.name, session_id=session_id, fingerprint=model.fingerprint)
         session = self._add(Transcript(named, answer))
         session.expire_at(request.deadline)
@@ -201,7 +203,9 @@ class Sessions:
         for model in self.models():
             if model.name == request.model and model.fingerprint != request.fingerprint:
                 raise _another_checkpoint(model.name)
-        self.check_room(request.owner)
+        assert request.session_id is not None
+        if self._places.promise(request.session_id) is None:
+            self.check_room(request.owner)
         return self._add(taken.transcript, taken)
 
     def pair(self, target: str, draft: str, owner: str = "") -> PairAcceptance:
@@ -209,35 +213,18 @@ class Sessions:
         return self._pairs.of(target, draft, owner)
 
     def check_room(self, owner: str, sessions: int = 1) -> None:
-        """Raises Overloaded if so many more are too many now, InvalidRequest if they always are."""
-        most = self._max_sessions
-        limits = [(len(self._open), most, "here")]
-        if owner:  # some places are never one's own: others find one
-            limits.append((self._of[owner], most - most // SPARED, "for one API key"))
-        for _, most, whose in limits:
-            if sessions > most:
-                raise InvalidRequest(
-                    f"the request asks for {sessions} answers, and {most} are the most at a time {whose}: "
-                    "ask for fewer together"
-                )
-        for there, most, whose in limits:
-            if there + sessions > most:
-                raise Overloaded(
-                    f"{there} answers are in progress, and {most} are the most {whose}; try again shortly, "
-                    "or ask for fewer",
-                    retry_after=retry_after(self._lasting.seconds / self._max_sessions),
-                )
+        self._places.check(owner, sessions)
 
-    def _check_load(self, request: GenerationRequest, model: str) -> None:
-        """Refuses what would wait too long for its first token."""
+    def _check_load(self, request: GenerationRequest, model: str, together: int) -> None:
+        """Refuses what would wait too long for its first token, with as many as begin `together`."""
         by = [at for at in (request.first_token_by, request.deadline) if at is not None]
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
-        params, before = request.params, share_ahead(self._of, request.owner)
+        params, before = request.params, share_ahead(self._places.of_owners, request.owner)
 
         def why(candidates: Iterable[VerifierCandidate]) -> Refusal | None:
             lasting, priority = self._lasting.seconds, params.priority
             read, most = len(params.prompt), params.most_tokens
-            return refused(candidates, model, read, patience, lasting, priority, before, most)
+            return refused(candidates, model, read, patience, lasting, priority, before, most, together)
 
         refusal: Refusal | None = NOBODY
         for candidates in self._fleet.looks(model, params.prompt, params.cache_salt, request.owner):
@@ -274,24 +261,24 @@ class Sessions:
         if (former := self._open.get(session.id)) is not None:
             self._forget(former)
         self._open[session.id] = session
-        self._of[transcript.request.owner] += 1
+        self._places.take(session.id, transcript.request.owner)
         self._idle.clear()
         return session
 
     def _forget(self, session: Session) -> None:
         del self._open[session.id]
-        owner = session.transcript.request.owner
-        self._of[owner] -= 1  # not by a difference of counters, which goes through all owners
-        if not self._of[owner]:
-            del self._of[owner]
+        self._places.leave(session.transcript.request.owner)
 
     def _cap(self, request: GenerationRequest) -> int:
         if request.num_speculative_tokens is None:
             return self._num_speculative_tokens
         return min(request.num_speculative_tokens, self._num_speculative_tokens)
 
-    def keep(self, session_ids: Sequence[SessionId]) -> AbstractContextManager[None]:
-        return self._log_writer.keep(session_ids)
+    @contextmanager
+    def together(self, owner: str, session_ids: Sequence[SessionId]) -> Iterator[None]:
+        new = [session_id for session_id in session_ids if session_id not in self._open]
+        with self._places.together(owner, new), self._log_writer.keep(session_ids):
+            yield
 
     async def cancel(self, session_id: SessionId) -> None:
         session = self._open.get(session_id)

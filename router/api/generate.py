@@ -21,7 +21,7 @@ from router.api.validation import Generation
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded
 
-Keep = Callable[[Sequence[SessionId]], AbstractContextManager[None]]  # SessionRunner's
+Together = Callable[[str, Sequence[SessionId]], AbstractContextManager[None]]  # SessionRunner's
 
 
 async def generate(
@@ -159,7 +159,7 @@ def _leave(retelling: Retelling, over: Sequence[bool]) -> None:
 
 async def generate_all(
     start: Callable[[GenerationRequest], Events],
-    keep: Keep,
+    together: Together,
     generation: Generation,
     metrics: Metrics,
     after: Sequence[int] | None = None,
@@ -167,11 +167,12 @@ async def generate_all(
 ) -> AsyncGenerator[tuple[int, SessionBegun | Chunk | Result], None]:
     """All sessions of a request side by side: (index of the answer, item). Closing it closes them all.
 
-    `start` gives the events of a session; `keep` is entered where there are several: the one that is over
-    first must still be known when the others' client resumes. `after` as for `generate`, of each answer told.
-    `retelling`: their place, which they leave when all have come to there. Nothing comes before all have
-    begun, which the first item says: one id is told for all. The first error of any session ends all of them
-    and is raised, and so is the end of their time if none of them has any text."""
+    `start` gives the events of a session; `together` is entered where there are several: all of them begin,
+    or none, and the one that is over first is still known when the others' client resumes. `after` as for
+    `generate`, of each answer told. `retelling`: their place, which they leave when all have come to there.
+    Nothing comes before all have begun, which the first item says: one id is told for all. The first error of
+    any session ends all of them and is raised, and so is the end of their time if none of them has any
+    text."""
     told = False
     if (request := asked()) is not None:
         request.asks(generation)
@@ -181,7 +182,7 @@ async def generate_all(
         else:
             items = _side_by_side(start, generation, metrics, after, retelling)
         ids = [session.session_id for session in generation.sessions if session.session_id is not None]
-        keeping = keep(ids)
+        keeping = together(generation.sessions[0].owner, ids)
     else:
         (session,), keeping = generation.sessions, nullcontext()
         has = None if after is None else after[0]

@@ -119,7 +119,7 @@ class GenerationServicer:
         def start(session: GenerationRequest) -> Events:
             return self._runner.run(session, kept if session is generation.sessions[0] else b"")
 
-        return generation, generate_all(start, self._runner.keep, generation, self._metrics)
+        return generation, generate_all(start, self._runner.together, generation, self._metrics)
 
     async def _resumed(
         self, id: str, after: position.Position, place: Retelling
@@ -141,7 +141,7 @@ class GenerationServicer:
 
         return (
             generation,
-            generate_all(start, self._runner.keep, generation, self._metrics, after, place),
+            generate_all(start, self._runner.together, generation, self._metrics, after, place),
             after,
         )
 

@@ -173,7 +173,7 @@ def create_app(
         def start(session: GenerationRequest) -> Events:
             return runner.run(session, kept if session is generation.sessions[0] else b"")
 
-        items = generate_all(start, runner.keep, generation, metrics)
+        items = generate_all(start, runner.together, generation, metrics)
         if body.stream:
             return streamed(items, record, generation)
         answered = await while_connected(request.receive, _whole(items, len(generation.told)))
@@ -210,7 +210,7 @@ def create_app(
                 place.hold(sum(len(each.params.prompt) for each in generation.sessions))
                 has = [0] * len(generation.told) if from_start or after is None else after
                 async with aclosing(
-                    generate_all(start, runner.keep, generation, metrics, has, place)
+                    generate_all(start, runner.together, generation, metrics, has, place)
                 ) as items:
                     async for item in items:
                         yield item

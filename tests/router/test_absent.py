@@ -92,7 +92,7 @@ async def test_nor_longer_than_its_client(rig: Any) -> None:
 async def test_no_more_wait_than_would_at_the_verifier_itself(
     rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rig.sessions, "_max_sessions", 1000)
+    monkeypatch.setattr(rig.sessions._places, "_most", 1000)
     verifiers = [
         await rig.verifier("v", kv_blocks=8),
         await rig.verifier("w", kv_blocks=8),

@@ -187,7 +187,7 @@ class ScriptedRunner:
         return "the store is away" if self.store_is_away else ""
 
     @contextmanager
-    def keep(self, session_ids: Sequence[SessionId]) -> Iterator[None]:
+    def together(self, owner: str, session_ids: Sequence[SessionId]) -> Iterator[None]:
         self.kept = list(session_ids)
         try:
             yield

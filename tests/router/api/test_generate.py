@@ -151,7 +151,7 @@ async def test_a_session_without_an_end_is_an_error(metrics: Metrics) -> None:
 async def test_closing_closes_every_session(metrics: Metrics) -> None:
     runner = ScriptedRunner(MODEL, lambda request: [*steps(ids_of("x"))[:-1], None])
     made = generation(prompt=["the", "fox", "jumps"])
-    async with aclosing(generate_all(runner.run, runner.keep, made, metrics)) as items:
+    async with aclosing(generate_all(runner.run, runner.together, made, metrics)) as items:
         await anext(items)
         await until(lambda: runner.open == 3)
     assert runner.open == 0
@@ -165,7 +165,7 @@ async def test_all_sessions_are_kept_as_long_as_one_goes_on(metrics: Metrics) ->
     script = {made.sessions[0].params.prompt: steps(ids_of("x")), made.sessions[1].params.prompt: [None]}
     runner = ScriptedRunner(MODEL, lambda request: script[request.params.prompt])
     ids = [session.session_id for session in made.sessions]
-    async with aclosing(generate_all(runner.run, runner.keep, made, metrics)) as items:
+    async with aclosing(generate_all(runner.run, runner.together, made, metrics)) as items:
         async for _, item in items:
             if isinstance(item, Result):
                 break
@@ -192,7 +192,7 @@ async def test_sessions_run_side_by_side_and_one_error_ends_all(metrics: Metrics
 
     runner = Together(MODEL, script)
     with pytest.raises(Unavailable):
-        async for _ in generate_all(runner.run, runner.keep, made, metrics):
+        async for _ in generate_all(runner.run, runner.together, made, metrics):
             pass
     assert runner.open == 0
 
@@ -210,7 +210,7 @@ async def test_nothing_comes_before_all_sessions_have_begun(metrics: Metrics) ->
             yield event
 
     async with aclosing(
-        generate_all(start, ScriptedRunner(MODEL, lambda request: ()).keep, made, metrics)
+        generate_all(start, ScriptedRunner(MODEL, lambda request: ()).together, made, metrics)
     ) as items:
         first = asyncio.ensure_future(anext(items))
         await said.wait()

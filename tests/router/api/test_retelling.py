@@ -150,7 +150,7 @@ async def test_who_is_told_of_a_log_alone_holds_its_prompts_to_the_end(
         _, generation = await record.recalled(runner, session_id, place)
         assert threads._held.total() == 20
         items = generate_all(
-            lambda _: runner.resume(session_id), runner.keep, generation, metrics, [0], place
+            lambda _: runner.resume(session_id), runner.together, generation, metrics, [0], place
         )
         async with aclosing(items):
             async for _, item in items:
