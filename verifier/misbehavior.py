@@ -4,7 +4,8 @@ Pure: every time is a number of seconds on the caller's clock.
 
 A batch counts as the worst thing in it. Offences leak away, so that a fault now and then costs nothing, and
 what honest drafters do too weighs nothing: drafts that the target has overtaken, that are known already, or
-that cross the end of their session. Those cost reading time alone, and that is rationed by a token bucket.
+that cross the end of their session, and claims to sessions that never come. Those cost reading time alone,
+and that is rationed by a token bucket.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ HELD_BACK = "held_back"  # its allowance is used up: nothing is dropped, it is r
 
 WEIGHTS = {
     NOT_GIVEN: 1.0,
-    TOO_MANY_CLAIMS: 1.0,
     "ahead": 1.0,
     WRONG_KEY: 2.0,  # its own may be of yesterday: the session has moved to another router meanwhile
     BAD_ATTACH: 4.0,

@@ -32,6 +32,7 @@ from outrider.wire.session import SessionId
 STREAM, OWNER = b"outrider:session:", b"outrider:owner:"
 PROBE, PROBE_MS = b"outrider:probe", 10_000
 SUPERSEDED = -1
+MOST_DIGITS = 15  # of a number that Redis and its scripts count with alike
 FULL, STAYS = "OOM command not allowed", 0.75  # share of the logs in a Redis that is
 
 # The books of all logs. `drop` takes logs away until no more than `most` bytes are left: of the tenant that
@@ -80,11 +81,28 @@ local function drop(most, goes_on)
 end
 """
 )
+# What somebody else has put into an owner, and no number that a script counts with, makes it no log.
+KNOWN = """
+local function whole(text)
+  if text and #text <= 15 then return tonumber(string.match(text, '^%d+$')) end
+end
+local function known_of(stream, owner)
+  local known = redis.call('HMGET', owner, 'name', 'generation', 'bytes', 'booked')
+  for field = 2, 4 do
+    if known[field] and not whole(known[field]) then
+      redis.call('DEL', stream, owner)
+      return {}
+    end
+  end
+  return known
+end
+"""
 # KEYS: stream and owner of each log. ARGV: ttl in ms, most bytes of all logs; for each log its HEX, tenant,
 # name, generation, base, number of records, records. A stream without its owner, or the other way round, is
 # no log: either may have been evicted. LOG and RECORD: bytes that a Redis needs beside those of the records.
 APPEND = (
     BOOKS
+    + KNOWN
     + """
 local ttl, answers, at = tonumber(ARGV[1]), {}, 3
 local time = redis.call('TIME')
@@ -113,7 +131,7 @@ for i = 1, #KEYS, 2 do
   at = at + 2
   local name, generation = ARGV[at], tonumber(ARGV[at + 1])
   local base, count = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local known = redis.call('HMGET', owner, 'name', 'generation', 'bytes', 'booked')
+  local known = known_of(stream, owner)
   local before, length = tonumber(known[2] or -1), redis.call('XLEN', stream)
   if before > generation or (before == generation and known[1] ~= name) then
     length = -1
@@ -162,13 +180,15 @@ MAKE_ROOM = (
 )
 # KEYS: stream and owner, and the owner of the lead, if there is one. ARGV: name, ttl in ms; the lead's name
 # and generation.
-TAKE = """
+TAKE = (
+    KNOWN
+    + """
 if KEYS[3] then
   local led = redis.call('HMGET', KEYS[3], 'name', 'generation')
-  local before, known = tonumber(led[2] or -1), tonumber(ARGV[4])
+  local before, known = whole(led[2]) or -1, tonumber(ARGV[4])
   if before > known or (before == known and led[1] ~= ARGV[3]) then return -1 end
 end
-if redis.call('EXISTS', KEYS[1], KEYS[2]) < 2 then return false end
+if not known_of(KEYS[1], KEYS[2])[2] or redis.call('EXISTS', KEYS[1]) == 0 then return false end
 redis.call('HSET', KEYS[2], 'name', ARGV[1])
 local generation = redis.call('HINCRBY', KEYS[2], 'generation', 1)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -177,6 +197,7 @@ local records = {}
 for i, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do records[i] = entry[2][2] end
 return {generation, #records, table.concat(records)}
 """
+)
 # As a script: what answers other commands in time may still not answer scripts, by which logs are written.
 PROBED = "return redis.call('SET', KEYS[1], '', 'PX', ARGV[1])"
 CANCEL = "if redis.call('EXISTS', KEYS[2]) == 1 then redis.call('HSET', KEYS[2], 'cancelled', 1) end"
@@ -273,9 +294,10 @@ def _claim(answer: Any) -> Claim | None:
     if name is None or generation is None:
         return None
     try:
-        return Claim(Owner(name.decode(), int(generation)), cancelled is not None)
+        owner = Owner(name.decode(), int(generation))
     except ValueError:  # somebody else has written there
         return None
+    return Claim(owner, cancelled is not None) if 0 <= owner.generation < 10**MOST_DIGITS else None
 
 
 def _keys(session_id: SessionId) -> list[bytes]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from outrider.store.logs import Append, Owner
+from outrider.store.logs import Append, Lead, Owner
 from outrider.store.redis import RedisStore
 from outrider.store.url import parse_store_url
 from outrider.wire.session import SessionId
@@ -36,3 +36,21 @@ async def test_what_is_no_log_is_none(store: RedisStore) -> None:
     await store._redis.xadd(f"outrider:session:{session_id.hex()}", {"odd": "1"}, id="1-0")
     assert await store.logs.claim(session_id) is None
     assert await store.logs.last(session_id) is None and await store.logs.read(session_id) is None
+
+
+@pytest.mark.parametrize("odd", ["9" * 40, "1e308", "abc", "nan", "-1", "", "1.5", str(10**15)])
+@pytest.mark.parametrize("field", ["generation", "bytes", "booked"])
+async def test_a_log_with_an_odd_number_is_written_again(store: RedisStore, field: str, odd: str) -> None:
+    session_id, lead, owner = SessionId(bytes(16)), SessionId(b"l" * 16), Owner("router")
+    log = Append(session_id, owner, 0, [b"one"])
+    assert await store.logs.append([log], 60) == [1]
+    await store._redis.hset(f"outrider:owner:{session_id.hex()}", field, odd)
+    claim = await store.logs.claim(session_id)
+    assert claim is None or claim.owner == owner
+    assert await store.logs.append([Append(session_id, owner, 1, [b"two"])], 60) == [0]
+    assert await store.logs.append([Append(session_id, owner, 0, [b"one", b"two"])], 60) == [2]
+    await store._redis.hset(f"outrider:owner:{session_id.hex()}", field, odd)
+    assert await store.logs.take(session_id, "another", 60) is None
+    assert await store.logs.append([log, Append(lead, owner, 0, [b"first"])], 60) == [1, 1]
+    await store._redis.hset(f"outrider:owner:{lead.hex()}", field, odd)
+    assert await store.logs.take(session_id, "another", 60, Lead(lead, owner)) is not None

@@ -17,7 +17,7 @@ from outrider.wire.hello import MAX_NAME
 from outrider.wire.methods import SPECULATE
 from outrider.wire.speculation import MAX_BATCH_BYTES
 from tests.verifier.talk import KEY, Running, Talk, attach, drafter, greeting, open_session, output, router
-from verifier.misbehavior import HELD_BACK, LIMIT, TOO_MANY_CLAIMS, WEIGHTS
+from verifier.misbehavior import HELD_BACK, LIMIT, WEIGHTS
 
 PROMPT = 3  # tokens of talk.open_session's prompt
 OURS, THEIRS = b"o" * 16, b"t" * 16  # sessions: the honest drafter's, the hostile one's
@@ -350,32 +350,6 @@ async def test_honest_races_are_never_an_offence(verifier: Running) -> None:
     assert set(dropped) <= {"stale", "not_attached"}
     late.say(verifier_pb2.DraftBatch(stamp_us=7))
     assert len(verifier.service.drafters._streams) == 2
-
-
-async def test_a_claim_with_the_wrong_key_takes_nothing_from_who_has_the_right_one(verifier: Running) -> None:
-    right, wrong, talk = await drafter(verifier, "r"), await drafter(verifier, "w"), await router(verifier)
-    drafters = verifier.service.drafters
-    right.say(attach(OURS))
-    await until(lambda: any(peer.claims for peer in drafters._streams))
-    wrong.say(attach(OURS, b"stolen"))
-    await until(lambda: all(peer.claims for peer in drafters._streams))
-    talk.say(opened(OURS))
-    assert (await right.hear()).commits[0].session_id == OURS
-    assert drafters.dropped == {"wrong_key": 1}
-    wrong.say(batch(session_id=OURS, tokens=[1]))
-    await until(lambda: drafters.dropped["not_attached"] == 1)
-
-
-async def test_claims_without_end_push_out_nobody_elses(verifier: Running) -> None:
-    right, wrong, talk = await drafter(verifier, "r"), await drafter(verifier, "w"), await router(verifier)
-    drafters = verifier.service.drafters
-    right.say(attach(OURS))
-    await until(lambda: any(peer.claims for peer in drafters._streams))
-    many = [verifier_pb2.Attach(session_id=i.to_bytes(16), draft_key=KEY) for i in range(5000)]
-    wrong.say(verifier_pb2.DraftBatch(attach=many))
-    await until(lambda: drafters.dropped[TOO_MANY_CLAIMS] > 3000)
-    talk.say(opened(OURS))
-    assert (await right.hear()).commits[0].session_id == OURS
 
 
 async def test_a_flood_is_read_slowly_and_others_go_on(verifier: Running) -> None:
