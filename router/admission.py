@@ -48,7 +48,7 @@ def refused(
     priority: int = 0,
     ahead: float = 1.0,
     most_tokens: int = 0,
-    together: int = 1,
+    sessions: int = 1,
 ) -> Refusal | None:
     """Returns why a request is not let in, or None if it is: the first verifier where it comes in time
     suffices. NOBODY if none serves the model, which is for others to say. One that cannot hold
@@ -56,13 +56,13 @@ def refused(
 
     `patience`: seconds that it may wait for its first token. `session_seconds`: that a session lasts.
     `priority`: one that gives way to others takes no place in a queue. `ahead`: of what waits at a verifier,
-    the share whose turn comes before this one's. `together`: as many as this one begin with it.
+    the share whose turn comes before this one's. `sessions`: that begin together, and read `prompt_tokens`.
     """
     soonest = first_token = math.inf  # of all, and of those whose queue is not full
     for one in candidates:
         if one.model != model or one.load.draining or not one.holds(most_tokens):
             continue
-        seconds, queue_full = _wait(one, prompt_tokens, session_seconds, priority == 0, ahead, together)
+        seconds, queue_full = _wait(one, prompt_tokens, session_seconds, priority == 0, ahead, sessions)
         if not queue_full and seconds <= patience:
             return None
         soonest = min(soonest, seconds)
@@ -100,16 +100,16 @@ def _wait(
     session_seconds: float,
     may_queue: bool,
     ahead: float,
-    together: int,
+    sessions: int,
 ) -> tuple[float, bool]:
     """Returns the seconds until the last of so many new sessions has its first token there, about, and if the
     queue is full."""
     load = one.load
-    needed = max(prompt_tokens - one.cached_tokens, 1)
+    needed = max(prompt_tokens - one.cached_tokens, sessions)
     free = (1 - bounded(load.kv_usage, 0.0, 1.0)) * one.kv_tokens
     unreported = max(one.placed - load.running - load.waiting, one.unreported)  # placed since it came
-    coming = ahead * (unreported + together - 1) + 1
-    unread = ahead * load.unread_prompt_tokens + coming * needed
+    coming = ahead * unreported + sessions  # each of which is taken for one like these
+    unread = ahead * load.unread_prompt_tokens + coming * needed / sessions
     # Those without blocks yet, this one included. As far as there is room they only wait for a step, also
     # where a verifier told of them as waiting: it may have told so in the moment in which others ended.
     pending = ahead * load.waiting + coming

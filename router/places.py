@@ -21,6 +21,7 @@ class Together:
 
     owner: str
     sessions: int
+    prompt_tokens: int  # that all of them read
     begun: int = 0
 
 
@@ -61,13 +62,15 @@ class Places:
                 )
 
     @contextmanager
-    def together(self, owner: str, session_ids: Collection[SessionId]) -> Iterator[None]:
+    def together(
+        self, owner: str, session_ids: Collection[SessionId], prompt_tokens: int = 0
+    ) -> Iterator[None]:
         """Promises places to these sessions, which they have until they have ended, or until this ends if
         they have not begun. Raises what `check` raises."""
         new = [one for one in session_ids if one not in self._promised]
         if new:
             self.check(owner, len(new))
-        promise = Together(owner, len(new))
+        promise = Together(owner, len(new), prompt_tokens)
         for one in new:
             self._promised[one] = promise
             self._count(owner, 1)

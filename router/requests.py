@@ -148,8 +148,8 @@ class SessionRunner(Protocol):
         is resumed, too; None = it is the only one. Raises what `recall` and `run` raise."""
         ...
 
-    def together(self, owner: str, session_ids: Sequence[SessionId]) -> AbstractContextManager[None]:
-        """Has a place for each of these sessions of one request, or for none: raises Overloaded. Meanwhile
+    def together(self, requests: Sequence[GenerationRequest]) -> AbstractContextManager[None]:
+        """Has a place for each of these sessions of one answer, or for none: raises Overloaded. Meanwhile
         they can be resumed, also those that are over: an answer is resumed with all of its sessions."""
         ...
 

@@ -21,7 +21,7 @@ from router.admission import NOBODY, Lasting, Refusal, refused, share_ahead
 from router.fleet import Fleet
 from router.held_logs import TakenSession
 from router.placement import VerifierCandidate
-from router.places import Places
+from router.places import Places, Together
 from router.prompt_record import PromptRecord
 from router.rebalance import has_room, sessions_to_move
 from router.requests import (
@@ -43,6 +43,7 @@ from router.transcript import Transcript
 from router.workers import Verifier
 
 DRAFT_KEY_BYTES = 16
+BLOCK = 16  # tokens of a prompt that another has read, which are read again
 
 
 class Sessions:
@@ -189,7 +190,7 @@ class Sessions:
         if promise is None:
             self.check_room(request.owner)
         if promise is None or not promise.begun:
-            self._check_load(request, model.name, 1 if promise is None else promise.sessions)
+            self._check_load(request, model.name, promise)
         named = replace(request, model=model.name, session_id=session_id, fingerprint=model.fingerprint)
         session = self._add(Transcript(named, answer))
         session.expire_at(request.deadline)
@@ -215,16 +216,18 @@ class Sessions:
     def check_room(self, owner: str, sessions: int = 1) -> None:
         self._places.check(owner, sessions)
 
-    def _check_load(self, request: GenerationRequest, model: str, together: int) -> None:
-        """Refuses what would wait too long for its first token, with as many as begin `together`."""
+    def _check_load(self, request: GenerationRequest, model: str, together: Together | None) -> None:
+        """Refuses what would wait too long for its first token, with all that begin `together`."""
         by = [at for at in (request.first_token_by, request.deadline) if at is not None]
         patience = min(by) - asyncio.get_running_loop().time() if by else math.inf
         params, before = request.params, share_ahead(self._places.of_owners, request.owner)
 
         def why(candidates: Iterable[VerifierCandidate]) -> Refusal | None:
             lasting, priority = self._lasting.seconds, params.priority
-            read, most = len(params.prompt), params.most_tokens
-            return refused(candidates, model, read, patience, lasting, priority, before, most, together)
+            most, (read, sessions) = params.most_tokens, (len(params.prompt), 1)
+            if together is not None:
+                read, sessions = together.prompt_tokens, together.sessions
+            return refused(candidates, model, read, patience, lasting, priority, before, most, sessions)
 
         refusal: Refusal | None = NOBODY
         for candidates in self._fleet.looks(model, params.prompt, params.cache_salt, request.owner):
@@ -275,9 +278,14 @@ class Sessions:
         return min(request.num_speculative_tokens, self._num_speculative_tokens)
 
     @contextmanager
-    def together(self, owner: str, session_ids: Sequence[SessionId]) -> Iterator[None]:
-        new = [session_id for session_id in session_ids if session_id not in self._open]
-        with self._places.together(owner, new), self._log_writer.keep(session_ids):
+    def together(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+        ids = [one.session_id for one in requests if one.session_id is not None]
+        new = [session_id for session_id in ids if session_id not in self._open]
+        tokens, last = 0, None
+        for one in requests:  # those of the same prompt come one after the other, and read it once
+            tokens += BLOCK if one.params.prompt is last else len(one.params.prompt)
+            last = one.params.prompt
+        with self._places.together(requests[0].owner, new, tokens), self._log_writer.keep(ids):
             yield
 
     async def cancel(self, session_id: SessionId) -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 
 from outrider.errors import DeadlineExceeded, OutriderError
 from outrider.wire.logprobs import PromptLogprobs
-from outrider.wire.session import FinishReason, SessionId
+from outrider.wire.session import FinishReason
 from router.api.asked import asked
 from router.api.best import likeliest
 from router.api.logprobs import Scoring
@@ -21,7 +21,7 @@ from router.api.validation import Generation
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, SessionBegun, SessionEnded
 
-Together = Callable[[str, Sequence[SessionId]], AbstractContextManager[None]]  # SessionRunner's
+Together = Callable[[Sequence[GenerationRequest]], AbstractContextManager[None]]  # SessionRunner's
 
 
 async def generate(
@@ -181,8 +181,7 @@ async def generate_all(
             items = _likeliest(start, generation, metrics, after, retelling)
         else:
             items = _side_by_side(start, generation, metrics, after, retelling)
-        ids = [session.session_id for session in generation.sessions if session.session_id is not None]
-        keeping = together(generation.sessions[0].owner, ids)
+        keeping = together(generation.sessions)
     else:
         (session,), keeping = generation.sessions, nullcontext()
         has = None if after is None else after[0]

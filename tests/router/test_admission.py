@@ -176,3 +176,12 @@ def test_whatever_a_verifier_reports_there_is_a_verdict(
     )
     refusal = verdict(one, patience=patience)
     assert refusal is None or 1 <= refusal.retry_after <= LONGEST_RETRY
+
+
+def test_sessions_that_begin_together_have_room_if_what_they_read_together_has() -> None:
+    idle = verifier(room=3000)
+    assert refused([idle], "m", 1500 + 63 * 16, math.inf, 2.0, sessions=64) is None
+    assert QUEUE_FULL in refused([idle], "m", 64 * 1500, math.inf, 2.0, sessions=64).message
+    reading = verifier(room=10**6, prompt_token_seconds=0.001)
+    assert refused([reading], "m", 2500, 3.0, 2.0, sessions=64) is None
+    assert "after some 6.0 seconds" in refused([reading], "m", 6000, 3.0, 2.0, sessions=64).message

@@ -8,7 +8,8 @@ import pytest
 from outrider.errors import InvalidRequest, Overloaded
 from outrider.wire.session import SessionId
 from router import places
-from tests.router.asking import Running, request
+from router.sessions import BLOCK
+from tests.router.asking import PROMPT, Running, request
 
 
 async def test_one_owner_s_sessions_leave_places_to_others(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,13 +59,15 @@ async def test_sessions_of_one_request_all_have_a_place_or_none(rig: Any) -> Non
     verifier = await rig.verifier()
     one = Running(rig, request())
     await verifier.next_command("open")
-    ids = [SessionId(bytes([at]) * 16) for at in range(1, 4)]
-    with rig.sessions.together("", ids):
+    wanted = [request(session_id=SessionId(bytes([at]) * 16)) for at in range(1, 4)]
+    with rig.sessions.together(wanted):
         with pytest.raises(Overloaded, match="4 answers are in progress"):
             await Running(rig, request()).task
-        with pytest.raises(Overloaded), rig.sessions.together("", [SessionId(bytes(16))]):
+        with pytest.raises(Overloaded), rig.sessions.together([request(session_id=SessionId(bytes(16)))]):
             pytest.fail("there is no place left")
-        begun = [Running(rig, request(session_id=id)) for id in ids[:2]]
+        promise = rig.sessions._places.promise(wanted[0].session_id)
+        assert promise.prompt_tokens == len(PROMPT) + 2 * BLOCK, "the prompt is read once"
+        begun = [Running(rig, each) for each in wanted[:2]]
         for _ in begun:
             await verifier.next_command("open")
         begun.pop().task.cancel()

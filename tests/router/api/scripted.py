@@ -187,8 +187,8 @@ class ScriptedRunner:
         return "the store is away" if self.store_is_away else ""
 
     @contextmanager
-    def together(self, owner: str, session_ids: Sequence[SessionId]) -> Iterator[None]:
-        self.kept = list(session_ids)
+    def together(self, requests: Sequence[GenerationRequest]) -> Iterator[None]:
+        self.kept = [one.session_id for one in requests if one.session_id is not None]
         try:
             yield
         finally:
