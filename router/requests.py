@@ -86,6 +86,7 @@ class Recalled:
 
     request: GenerationRequest  # with its session_id
     answer: bytes  # what the API keeps with it, as given to `run`
+    output_tokens: int = 0  # so far
 
 
 @dataclass(frozen=True, slots=True)

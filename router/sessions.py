@@ -121,7 +121,7 @@ class Sessions:
     async def recall(self, session_id: SessionId) -> Recalled:
         session = self._open.get(session_id)
         transcript = await self._log_writer.read(session_id) if session is None else session.transcript
-        return Recalled(transcript.request, transcript.answer)
+        return Recalled(transcript.request, transcript.answer, transcript.output_tokens)
 
     async def resume(
         self, session_id: SessionId, resumption: Resumption | None = None

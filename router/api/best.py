@@ -91,13 +91,16 @@ async def likeliest(
                 one.result = item
     index = 0
     for first in range(0, len(candidates), of):
-        ranked = sorted((candidates[at] for at in range(first, first + of)), key=lambda one: -one.likelihood)
+        ranked = [candidates.pop(at) for at in range(first, first + of)]
+        ranked.sort(key=lambda one: -one.likelihood)
         untold = tuple(one.result for one in ranked[told:] if one.result is not None)
-        for place, one in enumerate(ranked[:told], 1):
+        del ranked[told:]  # a client may take its time: no more is held than it is to be told
+        while ranked:
+            one = ranked.pop(0)
             for chunk in one.chunks():
                 if chunk.position > (after[index] if after else 0):
                     yield index, chunk
                     await asyncio.sleep(0)  # they come at once, and other answers are streaming
             assert one.result is not None
-            yield index, replace(one.result, untold=untold if place == told else ())
+            yield index, replace(one.result, untold=() if ranked else untold)
             index += 1

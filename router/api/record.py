@@ -99,16 +99,24 @@ async def recalled(
     first = await runner.recall(session_id)
     record = _record(first)
     count_sessions(record.prompts)
+    retelling.hold(_tokens(first))
     requests = [first.request]
-    for index in range(1, record.prompts):  # one after the other: their prompts may be long
-        retelling.hold(len(requests[-1].params.prompt))
-        requests.append((await runner.recall(companion(session_id, index))).request)
-    retelling.hold(len(requests[-1].params.prompt))
+    for index in range(1, record.prompts):  # one after the other: they may be long
+        other = await runner.recall(companion(session_id, index))
+        retelling.hold(_tokens(other))
+        requests.append(other.request)
     model = runner.model(requests[0].model)
     if requests[0].fingerprint not in (None, model.fingerprint):
         raise Unavailable(f"another checkpoint of {model.name!r} is served now; send the request again")
     built, stop = await retelling.run(_built, model, session_id, record.stop)
     return record, Generation(model, built, tuple(requests), stop, record.n, record.calls, record.wording)
+
+
+def _tokens(recalled: Recalled) -> int:
+    """Returns the tokens of a session's log; twelve numbers that are told of them take as much as one."""
+    params = recalled.request.params
+    numbers = 0 if params.logprobs is None else 1 + params.logprobs
+    return len(params.prompt) + recalled.output_tokens * (12 + numbers) // 12
 
 
 def _built(

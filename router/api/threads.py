@@ -26,7 +26,7 @@ SMALL_PLACES = 512  # requests that run and wait
 LARGE_PLACES = 16
 STRUCTURED_PLACES = 64
 RETOLD_PLACES = 64  # answers that are read from their logs, up to where their clients are
-RETOLD_TOKENS = 2**22  # of their prompts, until answers that are over are told: each takes up to 90 bytes
+RETOLD_TOKENS = 2**22  # of whole logs, until answers that are over are told: each takes up to 90 bytes
 OWNERS_SHARE = 2  # one key's requests have at most one in so many of the places
 
 
@@ -106,9 +106,7 @@ class Retelling:
         if others and (
             self._held[self._owner] + tokens > most or self._held.total() + tokens > RETOLD_TOKENS
         ):
-            raise Overloaded(
-                "too many long prompts are held for answers that are told again; try again shortly"
-            )
+            raise Overloaded("too many long answers are being told again; try again shortly")
         self._held[self._owner] += tokens
         self._tokens += tokens
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import FastAPI
 from tokenizers import (
@@ -213,7 +213,9 @@ class ScriptedRunner:
             raise Unavailable("the store is away")
         if session_id not in self.logs:
             raise unknown_session()
-        return self.logs[session_id].recalled
+        log = self.logs[session_id]
+        tokens = sum(len(event.tokens) for event in log.events if isinstance(event, TokensCommitted))
+        return replace(log.recalled, output_tokens=tokens)
 
     async def resume(
         self, session_id: SessionId, resumption: Resumption | None = None
