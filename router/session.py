@@ -273,7 +273,8 @@ class Session:
         elif claim is not None and claim.owner != mine and claim.owner.generation >= mine.generation:
             self._superseded()
         else:
-            self._note_failure()
+            if not mine.generation:  # else a router that had it before may have opened it there late
+                self._note_failure()
             self.verifier_lost()
 
     def _note_failure(self) -> None:

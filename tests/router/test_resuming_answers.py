@@ -13,7 +13,19 @@ from router.requests import Resumption
 from router.sessions import Sessions
 from tests.router.asking import Running, finished
 from tests.router.conftest import Rig, Worker
-from tests.router.test_resuming import BY_LENGTH, FIRST, LENGTH, SECOND, another, left, second, verifier_of
+from tests.router.test_resuming import (
+    BY_LENGTH,
+    FIRST,
+    LENGTH,
+    SECOND,
+    Resuming,
+    another,
+    begun,
+    left,
+    second,
+    verifier_of,
+)
+from tests.router.test_standings import ABORTED, failed
 
 
 class Client:
@@ -108,3 +120,25 @@ async def test_the_others_wait_for_the_first_session(rig: Rig) -> None:
     assert not second_one.begun.is_set() and not rig.sessions.open
     readings = [await client.begin(0), second_one]
     await goes_to_its_end(verifier, answer, readings)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+async def test_a_late_word_of_who_had_it_before_is_not_held_against_its_verifier(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """A router that has lost a session to this one may open it after this one has: then the verifier says
+    that it is the other's, and the log that it is not."""
+    blamed: list[Any] = []
+    monkeypatch.setattr(rig.fleet.standings, "failed", lambda *about: blamed.append(about))
+    verifier = await rig.verifier()
+    if resumed:
+        session_id = await left(rig, verifier, max_tokens=3)
+        running: Running = Resuming(rig.sessions, session_id)
+        await verifier.next_command("open")
+    else:
+        running, session_id = await begun(rig, verifier, max_tokens=3)
+    verifier.say(**failed(session_id, ABORTED))
+    await verifier.next_command("open")
+    verifier.say(**second(session_id), **finished(session_id, BY_LENGTH))
+    assert await running.task == [FIRST, SECOND, LENGTH]
+    assert bool(blamed) != resumed
