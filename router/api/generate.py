@@ -232,14 +232,15 @@ async def _side_by_side(
             async with aclosing(one) as stream:
                 async for told in stream:
                     _, item = told
-                    if isinstance(item, SessionBegun):
-                        over.append(item.over)
-                        await begun.wait()
-                        if retelling is not None:
-                            _leave(retelling, over)
-                        if index:
-                            continue
-                    await items.put(told)
+                    if not isinstance(item, SessionBegun):
+                        await items.put(told)
+                        continue
+                    over.append(item.over)
+                    if len(over) == len(generation.sessions):  # then it comes before all that follows
+                        await items.put((0, item))
+                    await begun.wait()
+                    if retelling is not None:
+                        _leave(retelling, over)
         except Exception as error:
             await items.put((index, error))
 

@@ -218,4 +218,6 @@ async def test_nothing_comes_before_all_sessions_have_begun(metrics: Metrics) ->
             await asyncio.sleep(0)
         assert not first.done()
         may_begin.set()
-        assert [index for index, _ in [await first, *[item async for item in items]]].count(1) > 1
+        told = [await first, *[item async for item in items]]
+        assert [isinstance(item, SessionBegun) for _, item in told].index(True) == 0, "whoever begins last"
+        assert [index for index, _ in told].count(1) > 1
