@@ -14,14 +14,18 @@ from collections.abc import (
     Mapping,
 )
 from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
+from grpc._cython import cygrpc
 
 from outrider.errors import OutriderError, PeerRefused, StartupError
 from outrider.net.descriptors import descriptors
 from outrider.net.half_said import HALVES, peer_of
+from outrider.net.metadata import TooMuchMetadata
+from outrider.net.metadata import entries as metadata_entries
 from outrider.net.questions import asked, places
 from outrider.net.taking import taken_in_time
 from outrider.net.tls import Credentials, Tls
@@ -31,10 +35,19 @@ from outrider.wire.methods import Method
 
 log = logging.getLogger(__name__)
 # What a peer can cause as often as it likes, with a trace each: its answer has nobody to go to, or its
-# metadata are no text.
-PEERS_FAULTS = ("ExecuteBatchError", "Invalid encoding")
+# metadata are no text, or too much.
+PEERS_FAULTS = (
+    "ExecuteBatchError",
+    "Failed sending error status",
+    "Invalid encoding",
+    TooMuchMetadata.__name__,
+)
 logging.getLogger("grpc._cython.cygrpc").addFilter(
     lambda told: not any(fault in told.getMessage() for fault in PEERS_FAULTS)
+)
+cygrpc.traceback = SimpleNamespace(
+    print_exc=lambda: None,  # of what is in the log already
+    format_exception=traceback.format_exception,
 )
 
 MAX_MESSAGE_BYTES = 16 * 2**20  # received: a request of the largest body as token ids, or a batch of commits
@@ -293,6 +306,7 @@ class _ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any]:
+        metadata_entries.all_made()
         handler = await continuation(handler_call_details)
         if handler is None:  # an unknown method
             return handler

@@ -22,9 +22,9 @@ from outrider.net.rpc import add_methods, ask, bind, channel, new_server
 from outrider.wire.description import TokenizerFiles
 from outrider.wire.hello import Role
 from outrider.wire.methods import GET_TOKENIZER
+from tests.net.http2 import DATA, HEAD_ENDS, HEADERS, PING, call_head, connected, frame
 
 PEER, NAME = "ipv4:192.0.2.1:7", ("192.0.2.1", 7)
-DATA, PING = 0, 6  # kinds of frames
 HALF = 40_000  # bytes of a message of which more never come
 
 
@@ -80,14 +80,6 @@ def test_a_connection_has_the_name_that_the_system_gives_it(peer: str) -> None:
     assert peer_of(PEER) == NAME
 
 
-def _frame(kind: int, stream: int, payload: bytes, flags: int = 0) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
-def _literal(text: str) -> bytes:
-    return bytes([len(text)]) + text.encode()
-
-
 async def _until_shut(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: Counter[int]
 ) -> None:
@@ -97,13 +89,12 @@ async def _until_shut(
             payload = await reader.readexactly(int.from_bytes(head[:3]))
             heard[head[3]] += 1
             if head[3] == PING and not head[4]:
-                writer.write(_frame(PING, 0, payload, flags=1))
+                writer.write(frame(PING, 0, payload, flags=1))
     writer.close()
 
 
 async def _connected(port: int) -> tuple[asyncio.Task[None], asyncio.StreamWriter, Counter[int]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
-    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, b""))
+    reader, writer = await connected(port)
     heard = Counter[int]()
     return asyncio.create_task(_until_shut(reader, writer, heard)), writer, heard
 
@@ -112,14 +103,11 @@ async def _say(
     writer: asyncio.StreamWriter, path: str, said: bytes, calls: Iterable[int], end: int = 0
 ) -> None:
     """Says that in each of these calls, as HTTP/2 has them."""
-    head = b"\x83\x86\x04" + _literal(path) + b"\x01" + _literal("x")
-    for name, value in (("te", "trailers"), ("content-type", "application/grpc")):
-        head += b"\x00" + _literal(name) + _literal(value)
     for number in calls:
         stream = 2 * number + 1
-        writer.write(_frame(1, stream, head, flags=4))
+        writer.write(frame(HEADERS, stream, call_head(path), HEAD_ENDS))
         for start in range(0, len(said), 2**14):
-            writer.write(_frame(0, stream, said[start : start + 2**14], flags=end))
+            writer.write(frame(DATA, stream, said[start : start + 2**14], flags=end))
     await writer.drain()
 
 
@@ -162,7 +150,7 @@ async def test_who_says_half_messages_is_shut_and_others_are_not(monkeypatch: py
     monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(crowding, "GROWN", -1)
     monkeypatch.setattr(half_said, "FREE_BYTES", 2**12)
-    monkeypatch.setattr(too_much, "__defaults__", (1.5 * HALF,))
+    monkeypatch.setattr(crowding, "MOST_HELD", 1.5 * HALF)
     async with _kept(_with_health()) as (address, port), grpc.aio.insecure_channel(address) as sound:
         asking = health_pb2_grpc.HealthStub(sound)
         watch = asking.Watch(health_pb2.HealthCheckRequest())
@@ -212,7 +200,7 @@ async def test_who_has_said_much_to_its_end_has_no_room_for_half_messages(
     monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(crowding, "SETTLED_LOOKS", 1)
     monkeypatch.setattr(half_said, "FREE_BYTES", 2**12)
-    monkeypatch.setattr(too_much, "__defaults__", (HALF / 2,))
+    monkeypatch.setattr(crowding, "MOST_HELD", HALF / 2)
     settled, settle = asyncio.Event(), half_said.HALVES.settle
 
     def settle_and_tell(*told: Any) -> None:
@@ -239,7 +227,7 @@ async def test_who_does_not_take_what_it_asks_for_is_shut(monkeypatch: pytest.Mo
     """A thousand calls, 40 KB, had made a worker keep as many tokenizers."""
     monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(crowding, "GROWN", -1)
-    monkeypatch.setattr(too_much, "__defaults__", (2**24,))
+    monkeypatch.setattr(crowding, "MOST_HELD", 2**24)
     server, method = new_server(), GET_TOKENIZER[Role.DRAFTER]
 
     async def tell(asked: None, context: Any) -> TokenizerFiles:
