@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -51,12 +51,12 @@ class PromptLogprobs:
             and max(self.ranks, default=1) <= vocab_size
         )
 
-    def each(self) -> Iterator[tuple[float, int, list[tuple[int, float]]]]:
-        """Yields for each token its own, its rank, and the likeliest with theirs."""
-        width = len(self.top) // len(self.logprobs) if self.logprobs else 0
-        for index, (logprob, rank) in enumerate(zip(self.logprobs, self.ranks, strict=True)):
-            part = slice(index * width, (index + 1) * width)
-            yield logprob, rank, list(zip(self.top_tokens[part], self.top[part], strict=True))
+    def at(self, index: int) -> tuple[float, int, list[tuple[int, float]]]:
+        """Returns of one token its own, its rank, and the likeliest with theirs."""
+        width = len(self.top) // len(self.logprobs)
+        part = slice(index * width, (index + 1) * width)
+        top = list(zip(self.top_tokens[part], self.top[part], strict=True))
+        return self.logprobs[index], self.ranks[index], top
 
 
 Logprobs = tuple[Logprob, ...]

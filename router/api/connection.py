@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, suppress
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from starlette.responses import Response
@@ -13,10 +14,13 @@ from starlette.types import Receive, Scope, Send
 from router.api.threads import beside
 
 T = TypeVar("T")
+Parts = Callable[[], Iterator[bytes]]
+"""What is long, in parts, each made when it is asked for; none is empty."""
 
 KEEP_ALIVE_SECONDS = 5.0  # a client that hears nothing for some of these takes the connection for broken
 # No blank line after it: there are decoders that take an id and a blank line for an event without data.
 KEEP_ALIVE = b": keep-alive\n"
+NOTHING: Iterator[bytes] = iter(())
 
 
 class ClientLeft(Exception):
@@ -49,7 +53,7 @@ class LongJson(Response):
 
     media_type = "application/json"
 
-    def __init__(self, parts: Callable[[], Iterator[bytes]]) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
         del self.headers["content-length"]
         self._parts = parts
@@ -69,14 +73,17 @@ class LongJson(Response):
 class ServerSentEvent(NamedTuple):
     """html.spec.whatwg.org, server-sent events."""
 
-    data: str  # one line
+    data: str | Parts  # one line
     id: str | None = None  # what a client that has the event gives as Last-Event-ID
     event: str | None = None  # its name
 
-    def encoded(self) -> bytes:
+    def encoded(self) -> tuple[bytes, Iterator[bytes]]:
+        """Returns it, and, of a long one, what follows in parts, each made when it is asked for."""
         identity = "" if self.id is None else f"id: {self.id}\n"
         name = "" if self.event is None else f"event: {self.event}\n"
-        return f"{identity}{name}data: {self.data}\n\n".encode()
+        if isinstance(self.data, str):
+            return f"{identity}{name}data: {self.data}\n\n".encode(), NOTHING
+        return f"{identity}{name}data: ".encode(), chain(self.data(), [b"\n\n"])
 
 
 class EventStream(Response):
@@ -123,15 +130,15 @@ class EventStream(Response):
                     if not self._started:
                         raise
                     for event in self._told(error):
-                        await self._write(send, event.encoded())
+                        await self._write(send, *event.encoded())
                     break
-                await self._write(send, event.encoded())
+                await self._write(send, *event.encoded())
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             keeping_alive.cancel()
             await asyncio.gather(keeping_alive, return_exceptions=True)
 
-    async def _write(self, send: Send, body: bytes) -> None:
+    async def _write(self, send: Send, body: bytes, parts: Iterator[bytes] = NOTHING) -> None:
         async with self._writing:
             if not self._started:
                 self._started = True
@@ -142,6 +149,8 @@ class EventStream(Response):
                 }
                 await send(start)
             await send({"type": "http.response.body", "body": body, "more_body": True})
+            while parts is not NOTHING and (part := await beside(next, parts, b"")):
+                await send({"type": "http.response.body", "body": part, "more_body": True})
             self._written_at = asyncio.get_running_loop().time()
 
     async def _keep_alive(self, send: Send) -> None:

@@ -326,9 +326,9 @@ def delta(
         into.step.CopyFrom(_step(step))
     for call in calls:
         into.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
-    for one, rank in () if prompt is None else prompt.scored()[1]:
+    for own, top, rank in () if prompt is None else map(prompt.at, range(1, len(prompt.ids))):
         told = into.prompt_logprobs.add()
-        told.CopyFrom(_logprob(one.own, one.top))
+        told.CopyFrom(_logprob(own, top))
         told.rank = rank
     return response
 

@@ -180,7 +180,8 @@ def create_app(
         texts, results, details = answered
         told = partial(telling(record, generation).whole, texts, results, details)
         scores = 1 + (generation.sessions[0].params.logprobs or 0)
-        if scores * sum(len(each.scored) for each in details) > MANY_SCORES:
+        of_prompts = sum(each.prompt.numbers for each in details if each.prompt is not None)
+        if scores * sum(len(each.scored) for each in details) + of_prompts > MANY_SCORES:
             return LongJson(lambda: long_json(told))
         long = sum(map(len, texts)) > SMALL_BYTES or any(details)
         content = await beside(lambda: to_long_json(told())) if long else to_json(told())

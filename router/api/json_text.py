@@ -11,10 +11,10 @@ import pydantic_core
 T = TypeVar("T")
 
 
-class Made(Sequence[object]):
-    """A list whose items are made when they are written, from what takes far less memory."""
+class Made(Sequence[Any]):
+    """A list whose items are made when they are asked for, from what takes far less memory."""
 
-    def __init__(self, items: Sequence[T], made: Callable[[T], object]) -> None:
+    def __init__(self, items: Sequence[T], made: Callable[[T], Any]) -> None:
         self._items, self._made = items, made
 
     def __len__(self) -> int:
@@ -24,6 +24,11 @@ class Made(Sequence[object]):
         if isinstance(index, slice):
             return [self._made(one) for one in self._items[index]]
         return self._made(self._items[index])
+
+
+def after(first: object, others: Sequence[object]) -> Made:
+    """Returns a list of the first and the others."""
+    return Made(range(1 + len(others)), lambda index: others[index - 1] if index else first)
 
 
 TOGETHER = 16  # items of a list that are encoded in one call
@@ -50,7 +55,8 @@ def long_json(told: Callable[[], object]) -> Iterator[bytes]:
         if size >= BATCH:
             yield "".join(batch).encode()
             batch, size = [], 0
-    yield "".join(batch).encode()
+    if batch:
+        yield "".join(batch).encode()
 
 
 def _pieces(value: object, depth: int) -> Iterator[str]:

@@ -22,6 +22,10 @@ def piece_text(piece: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
+def bounded(logprob: float) -> float:
+    return max(LEAST, min(0.0, logprob))
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """A token, and how likely it was."""
@@ -94,7 +98,7 @@ class Scoring:
         return scored
 
     def _told(self, token: int, logprob: float) -> Told:
-        return Told(token, self._token_bytes(token), max(LEAST, min(0.0, logprob)))
+        return Told(token, self._token_bytes(token), bounded(logprob))
 
 
 def of_completion(scored: Sequence[Scored]) -> dict[str, Sequence[Any]]:
@@ -122,9 +126,9 @@ def entries(scored: Sequence[Scored]) -> Sequence[object]:
 
 
 def _listed(scored: Sequence[Scored], told: Callable[[Scored], object]) -> Sequence[object]:
-    """Returns what is told of each, of those of a whole answer when it is written: all at once it would take
+    """Returns what is told of each; where they may be many, when it is written: all at once it would take
     sixty times as much memory."""
-    return Made(scored, told) if isinstance(scored, HeldScores) else [told(one) for one in scored]
+    return Made(scored, told) if isinstance(scored, HeldScores | Made) else [told(one) for one in scored]
 
 
 def _entry(told: Told) -> dict[str, object]:

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.sampling.params import SamplingParams
 from outrider.wire.session import FinishReason, SessionId
-from router.api.connection import ServerSentEvent
-from router.api.json_text import to_json, to_long_json
+from router.api.connection import Parts, ServerSentEvent
+from router.api.json_text import long_json, to_json, to_long_json
 from router.api.logprobs import HeldScores, Scored, entries
 from router.api.output import Chunk, Details, Result
 from router.api.position import Position, event_id
 from router.api.responses import Json, totals
 from router.api.stream import Items
-from router.api.threads import beside
 from router.requests import SessionBegun
 from router.tool_parser import Call
 
 SHAPE = "response"
-FEW = 64  # tokens with log-probabilities, which take less time to tell than a thread is worth
+FEW = 64  # tokens with log-probabilities, which are told at once
 
 
 @dataclass(slots=True)
@@ -70,24 +68,15 @@ class ResponseTelling:
                     for event in opening:
                         yield event
                 self._position = item.position
-                told = await self._made(item, partial(self._add, item))
+                told = list(self._add(item))
                 if item.position > has:
                     for number, event in enumerate(told, 1):
                         at = event_id(self.id, [item.position]) if number == len(told) else None
                         yield ServerSentEvent(event.data, at, event.event)
                 if not isinstance(item, Result):
                     continue
-                for event in await self._made(item, partial(self._finish, item)):
+                for event in self._finish(item):
                     yield event
-
-    async def _made(
-        self, item: Chunk | Result, events: Callable[[], Iterator[ServerSentEvent]]
-    ) -> Sequence[ServerSentEvent]:
-        """Returns the events, made beside the loop if they may tell long log-probabilities once more."""
-        ends = isinstance(item, Result) or item.calls or (item.text and not self._saying)
-        if ends and len(self._scored) > FEW:
-            return await beside(lambda: list(events()))
-        return list(events())
 
     def _finish(self, result: Result) -> Iterator[ServerSentEvent]:
         """Yields the last events."""
@@ -168,8 +157,10 @@ class ResponseTelling:
         yield self._turn("output_item.done", output_index=self._last, item=item)
 
     def _turn(self, name: str, /, **fields: object) -> ServerSentEvent:
+        """It may tell all log-probabilities once more."""
         self._turning += 1
-        return self._event(self._position + 2 * self._turning - 2, name, to_long_json, **fields)
+        written = _in_parts if len(self._scored) > FEW else to_long_json
+        return self._event(self._position + 2 * self._turning - 2, name, written, **fields)
 
     def _delta(self, name: str, /, **fields: object) -> ServerSentEvent:
         return self._event(self._position + 2 * self._turning - 1, name, to_json, **fields)
@@ -185,11 +176,11 @@ class ResponseTelling:
         return [ServerSentEvent(to_json(body), event="error")]
 
     def _event(
-        self, sequence: int, name: str, to_text: Callable[[object], str], /, **fields: object
+        self, sequence: int, name: str, written: Callable[[object], str | Parts], /, **fields: object
     ) -> ServerSentEvent:
         self._sequence = sequence + 1
         kind = f"response.{name}"
-        return ServerSentEvent(to_text({"type": kind, "sequence_number": sequence, **fields}), None, kind)
+        return ServerSentEvent(written({"type": kind, "sequence_number": sequence, **fields}), None, kind)
 
     @property
     def _item_id(self) -> str:
@@ -260,6 +251,10 @@ class ResponseTelling:
             "truncation": "disabled",
             "usage": None,
         }
+
+
+def _in_parts(body: object) -> Parts:
+    return lambda: long_json(lambda: body)
 
 
 def _thought_part(text: str) -> Json:

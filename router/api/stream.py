@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from outrider.errors import OutriderError
 from router.api.connection import ServerSentEvent
-from router.api.json_text import to_json, to_long_json
+from router.api.json_text import long_json, to_json
 from router.api.output import NO_DETAILS, Chunk, Details, Result
 from router.api.position import event_id
 from router.api.responses import Envelope, Json, totals, usage
-from router.api.threads import beside
 from router.metrics import Metrics
 from router.requests import SessionBegun
 
@@ -43,19 +43,21 @@ async def events(
 
     def chunk(
         index: int, choice: Json, tokens: tuple[int, int | None], details: Details = NO_DETAILS
-    ) -> ServerSentEvent:
+    ) -> Json:
         """`tokens`: of the output so far, and of its reasoning."""
         told = shape.beside(details)
         if include_usage:
             so_far = usage(prompt_tokens[index], *tokens) if continuous_usage_stats else None
             told = {**told, "usage": so_far}
-        written = to_json if details.prompt is None else to_long_json
-        return ServerSentEvent(written(envelope.chunk(choice, **told)), event_id(envelope.id, position))
+        return envelope.chunk(choice, **told)
 
-    def progress(index: int, item: Chunk) -> ServerSentEvent:
+    def progress(index: int, item: Chunk) -> Json:
         details = Details.of(item)
         tokens = item.position, item.reasoning_tokens
         return chunk(index, shape.delta(index, item.text, None, details), tokens, details)
+
+    def here() -> str:
+        return event_id(envelope.id, position)
 
     async with aclosing(items):
         async for index, item in items:
@@ -65,29 +67,27 @@ async def events(
                 opened = True
                 openings = [(at, shape.opening(at)) for at in range(len(prompt_tokens))]
                 begun = [chunk(at, opening, (0, None)) for at, opening in openings if opening is not None]
-                for event in begun[:-1]:  # without an id: who has it has them all
-                    yield ServerSentEvent(event.data)
-                for event in begun[-1:]:
-                    yield event
+                for left, told in zip(range(len(begun))[::-1], begun, strict=True):
+                    yield ServerSentEvent(to_json(told), None if left else here())  # who has it has them all
             has, position[index] = position[index], max(position[index], item.position)
             if isinstance(item, Result):
                 results[index] = item
                 tokens = item.usage.completion_tokens, item.usage.reasoning_tokens
                 if item.cut is not None:  # without an id: who resumes has what it had before
                     end = shape.delta(index, None, item.reason)
-                    yield ServerSentEvent(chunk(index, end, tokens).data)
+                    yield ServerSentEvent(to_json(chunk(index, end, tokens)))
                 elif item.position > has:
                     rest = Details(calls=item.calls, reasoning=item.reasoning)
                     end = shape.delta(index, item.text or None, item.reason, rest)
-                    yield chunk(index, end, tokens)
+                    yield ServerSentEvent(to_json(chunk(index, end, tokens)), here())
             elif item.prompt is not None:  # which may be long
-                yield await beside(progress, index, item)
+                yield ServerSentEvent(partial(long_json, partial(progress, index, item)), here())
             elif item.text or item.beside:
-                yield progress(index, item)
+                yield ServerSentEvent(to_json(progress(index, item)), here())
     if include_usage:
         # Without an id: who has all chunks, but not the end of the stream, gets it again.
-        told = totals((results[index] for index in sorted(results)), envelope.n)
-        yield ServerSentEvent(to_json(envelope.chunk(**told)))
+        ends = totals((results[index] for index in sorted(results)), envelope.n)
+        yield ServerSentEvent(to_json(envelope.chunk(**ends)))
     yield DONE
 
 
