@@ -11,10 +11,25 @@ from typing import Protocol
 
 import tokenizers
 
+from outrider.errors import OutriderError
+
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # sentencepiece's
 REMEMBERED = 2**15  # tokens whose bytes are
 _UTF8_CONTINUATION_BYTES = 3  # most that can follow a character's first byte
+
+
+class _Told:
+    """A panic of the tokenizers library is no Exception to Python, and nobody would answer the request."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and kind.__module__ == "pyo3_runtime":
+            raise OutriderError("the model's tokenizer failed at this text")
+
+
+PANICS_TOLD = _Told()
 
 
 class Detokenizer(Protocol):
@@ -151,4 +166,5 @@ class WindowDetokenizer:
         return delta
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=False)  # hidden ones are not there
+        with PANICS_TOLD:  # hidden tokens are not there
+            return str(self._tokenizer.decode(self._window, skip_special_tokens=False))

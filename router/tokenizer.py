@@ -14,13 +14,14 @@ from typing import Any
 import tokenizers
 
 from outrider.errors import PeerRefused, Unavailable
-from router.detokenize import Detokenizer, detokenizer, hidden_ids, piece
+from router.detokenize import PANICS_TOLD, Detokenizer, detokenizer, hidden_ids, piece
 from router.infilling import form, infilling
 from router.rendering import Conversation
 from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
 MOST_GROWTH = 64  # bytes that a tokenizer may make of one; those of known models make up to 6
+MOST_TOKEN_BYTES = 2**12  # those of known models have up to 1024
 PIECE = 2**14  # characters of a text that are tokenized to count, and tokens of which the text is counted
 HUGE = (
     2**20
@@ -39,6 +40,10 @@ class Tokenizer:
         self._tokenizer.no_padding()
         self.longest_token = max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
         """bytes of text, at most"""
+        if self.longest_token > MOST_TOKEN_BYTES:
+            raise PeerRefused(
+                f"the tokenizer has a token of {self.longest_token} bytes; a router takes {MOST_TOKEN_BYTES}"
+            )
         self.special_ids = hidden_ids(self._tokenizer)
         self._hidden: dict[tuple[str, ...], frozenset[int]] = {(): self.special_ids}  # by markers of formats
         try:
@@ -78,14 +83,15 @@ class Tokenizer:
         # As a batch: other threads run meanwhile. `encode` keeps the interpreter to itself, and an event loop
         # would stand still for seconds over a megabyte of text. And fast: without the places of the tokens in
         # the text, which nobody asks for, it takes a third of the time and a fraction of the memory.
-        with _huge if len(text) > HUGE else nullcontext():
+        with PANICS_TOLD, _huge if len(text) > HUGE else nullcontext():
             (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return tuple(encoding.ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the whole text."""
         # As a batch, as above: `decode` keeps the interpreter to itself.
-        (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        with PANICS_TOLD:
+            (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return str(text)
 
     def writes_more(self, ids: Sequence[int], most: int) -> bool:
@@ -145,13 +151,18 @@ def _build(
 
 def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:
     try:
-        found = tokenizers.Tokenizer.from_str(files.json)
+        with PANICS_TOLD:
+            found = tokenizers.Tokenizer.from_str(files.json)
     except Exception as error:  # the library raises plain Exception
         raise PeerRefused(f"the tokenizer cannot be read: {error}") from error
     ways = {
         "normalizer and pre-tokenizer": (found.normalizer, found.pre_tokenizer),
         "decoder": (found.decoder,),
     }
+    if found.decoder is not None and _has_expression(loads(found.decoder.__getstate__())):
+        raise PeerRefused(
+            "the tokenizer's decoder has a regular expression, which may take any time, and all of a router's"
+        )
     for name, parts in ways.items():  # the parts of a way are one after the other
         growth = math.prod(_growth(loads(part.__getstate__())) for part in parts if part is not None)
         if growth > MOST_GROWTH:
@@ -160,6 +171,12 @@ def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:
                 "take all memory of a router"
             )
     return found
+
+
+def _has_expression(part: object) -> bool:
+    if isinstance(part, dict):
+        return "Regex" in part or any(map(_has_expression, part.values()))
+    return isinstance(part, list) and any(map(_has_expression, part))
 
 
 def _growth(part: Mapping[str, Any]) -> int:

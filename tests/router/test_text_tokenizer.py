@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -12,12 +13,12 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from outrider.errors import InvalidRequest, PeerRefused
+from outrider.errors import InvalidRequest, OutriderError, PeerRefused
 from router import tokenizer as tokenizer_module
 from router.chat_template import ChatTemplate
 from router.rendering import Conversation
 from router.requests import TokenizerFiles
-from router.tokenizer import HUGE, PIECE, load
+from router.tokenizer import HUGE, MOST_TOKEN_BYTES, PIECE, load
 from router.tokenizer import Tokenizer as Tokenized
 from tests.router.api import scripted
 
@@ -226,6 +227,37 @@ def test_a_tokenizer_that_makes_much_of_little_is_refused() -> None:
         load(replace(one_after_the_other, json=json.dumps(parts)))
     spaces = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "\u2581"}
     load(with_part("normalizer", sequence("normalizers", {"type": "NFKC"}, spaces, several)))
+
+
+def test_a_decoder_is_not_to_take_any_time() -> None:
+    """Of 20 tokens of 400 characters each one had taken 53 seconds, on the event loop."""
+    slow = {"type": "Replace", "pattern": {"Regex": "(a+)+b"}, "content": "c"}
+    fuse = {"type": "Fuse"}
+    for part in (slow, {"type": "Sequence", "decoders": [fuse, slow]}):
+        with pytest.raises(PeerRefused, match="the tokenizer's decoder has a regular expression"):
+            load(with_part("decoder", part))
+    plain = slow | {"pattern": {"String": "Regex"}}
+    load(with_part("decoder", {"type": "Sequence", "decoders": [fuse, plain]}))
+
+
+@pytest.mark.parametrize(("size", "sound"), [(MOST_TOKEN_BYTES, True), (MOST_TOKEN_BYTES + 1, False)])
+def test_a_token_has_at_most_so_many_bytes(size: int, sound: bool) -> None:
+    """30 of 8 MB each had taken 4.9 GB of a router."""
+    token = {"id": 10**6, "content": "a" * size, "special": False, "normalized": False}
+    token |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    added = json.loads(scripted.files(BYTE_LEVEL).json)["added_tokens"]
+    with nullcontext() if sound else pytest.raises(PeerRefused, match=f"a token of {size} bytes"):
+        load(with_part("added_tokens", [*added, token]))
+
+
+def test_where_the_library_panics_there_is_an_error_of_ours() -> None:
+    """By gRPC nothing was answered at all."""
+    files = with_part(
+        "pre_tokenizer",
+        {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated", "invert": False},
+    )
+    with pytest.raises(OutriderError, match="the model's tokenizer failed at this text"):
+        load(files).encode("a" * 28 + "c")
 
 
 def test_a_template_that_cannot_be_compiled_is_refused() -> None:
