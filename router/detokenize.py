@@ -19,7 +19,7 @@ REMEMBERED = 2**15  # tokens whose bytes are
 _UTF8_CONTINUATION_BYTES = 3  # most that can follow a character's first byte
 
 
-class _Told:
+class _Panics:
     """A panic of the tokenizers library is no Exception to Python, and nobody would answer the request."""
 
     def __enter__(self) -> None: ...
@@ -29,7 +29,7 @@ class _Told:
             raise OutriderError("the model's tokenizer failed at this text")
 
 
-PANICS_TOLD = _Told()
+PANICS_TOLD = _Panics()
 
 
 class Detokenizer(Protocol):
