@@ -12,7 +12,7 @@ from outrider.wire.session import FinishReason
 from router.api.asked import asked
 from router.api.best import likeliest
 from router.api.logprobs import Scoring
-from router.api.output import Chunk, Output, Result, Usage
+from router.api.output import Chunk, Output, Result, Usage, group
 from router.api.position import cut
 from router.api.prompt_logprobs import ScoredPrompt
 from router.api.provenance import Provenance
@@ -77,6 +77,7 @@ async def generate(
         provenance=Provenance(tokenizer.token_bytes, end_ids) if session.params.guesses else None,
         splitter=None if reasoning is None else reasoning.splitter(),
         parser=None if calls is None else calls.parser(session.session_id or b""),
+        group=group(len(generation.sessions), session.params.logprobs),
     )
     measured = metrics.session(session.model, len(session.params.prompt), resumed=after is not None)
     has = after or 0

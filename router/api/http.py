@@ -192,6 +192,7 @@ def create_app(
     ) -> Response:
         with reading.retelling(owner()) as place:
             record, generation = await recalled(runner, session_id, place)
+            tokens = place.tokens
         if shape not in (None, record.shape):
             raise InvalidRequest(
                 f"Last-Event-ID is of a {record.shape}: ask where it was asked for", field="Last-Event-ID"
@@ -208,7 +209,7 @@ def create_app(
 
         async def told_again() -> Items:
             with reading.retelling(generation.sessions[0].owner) as place:
-                place.hold(sum(len(each.params.prompt) for each in generation.sessions))
+                place.hold(tokens)
                 has = [0] * len(generation.told) if from_start or after is None else after
                 async with aclosing(
                     generate_all(start, runner.together, generation, metrics, has, place)

@@ -20,7 +20,15 @@ from router.requests import TokensCommitted
 from router.stop import StopMatcher
 from router.tool_parser import Call, CallDelta, CallParser, joined
 
-GROUP = 256  # steps of a log that are told at once
+GROUP = 256  # steps of a log that are told at once, at most
+GROUP_NUMBERS = 2**12  # and of all answers to a request: steps, and log-probabilities of their tokens
+
+
+def group(answers: int, logprobs: int | None) -> int:
+    """Returns how many steps of a log are told at once, where a request has so many answers. They lie there
+    until a client takes them, as objects, which the garbage collector goes through."""
+    numbers = 1 if logprobs is None else 2 + logprobs
+    return max(1, min(GROUP, GROUP_NUMBERS // (answers * numbers)))
 
 
 class Chunk(NamedTuple):
@@ -130,6 +138,7 @@ class Output:
     provenance: Provenance | None = None  # if asked for
     splitter: Splitter | None = None  # if the text may begin with reasoning
     parser: CallParser | None = None  # if it may call tools
+    group: int = GROUP  # steps of a log that are told at once
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     numerics: list[str] = field(default_factory=list)  # one after the other, that it was computed with
 
@@ -187,14 +196,14 @@ class Output:
         """Takes the next steps of a log. Returns what follows the first `after` tokens, and whether there may
         be more."""
         chunks, taken = [], 0
-        for step in islice(steps, GROUP):
+        for step in islice(steps, self.group):
             taken += 1
             chunk = self.add(step, after)
             if chunk.position > after:
                 chunks.append(chunk)
             if self.matcher.stopped:
                 break
-        return chunks, taken == GROUP and not self.matcher.stopped
+        return chunks, taken == self.group and not self.matcher.stopped
 
     def _split(self, splitter: Splitter, text: str, position: int) -> tuple[str, str]:
         """Returns what this text, up to so many tokens, settles of the reasoning, and of what follows it."""

@@ -115,8 +115,8 @@ async def recalled(
 def _tokens(recalled: Recalled) -> int:
     """Returns the tokens of a session's log; twelve numbers that are told of them take as much as one."""
     params = recalled.request.params
-    numbers = 0 if params.logprobs is None else 1 + params.logprobs
-    return len(params.prompt) + recalled.output_tokens * (12 + numbers) // 12
+    asked_for = (params.prompt_logprobs, len(params.prompt)), (params.logprobs, recalled.output_tokens)
+    return sum(tokens * (12 + (0 if top is None else 1 + top)) // 12 for top, tokens in asked_for)
 
 
 def _built(

@@ -96,23 +96,23 @@ class Retelling:
         self._owner = owner
         self._left = False
         self._held = held
-        self._tokens = 0
+        self.tokens = 0  # that it holds
         lane.enter(owner)
 
     def hold(self, tokens: int) -> None:
         """Takes so many more tokens into memory. Raises Overloaded, but to whose owner nobody else does."""
         most = RETOLD_TOKENS // OWNERS_SHARE if self._owner else RETOLD_TOKENS
-        others = self._held[self._owner] - self._tokens
+        others = self._held[self._owner] - self.tokens
         if others and (
             self._held[self._owner] + tokens > most or self._held.total() + tokens > RETOLD_TOKENS
         ):
             raise Overloaded("too many long answers are being told again; try again shortly")
         self._held[self._owner] += tokens
-        self._tokens += tokens
+        self.tokens += tokens
 
     def release(self) -> None:
-        self._held[self._owner] -= self._tokens
-        self._tokens = 0
+        self._held[self._owner] -= self.tokens
+        self.tokens = 0
         if not self._held[self._owner]:
             del self._held[self._owner]
 

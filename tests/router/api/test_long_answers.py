@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import tracemalloc
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -18,12 +20,16 @@ from outrider.wire.session import FinishReason, SessionId
 from router.api import http
 from router.api.acceptance import SpeculationStats
 from router.api.connection import LongJson, ServerSentEvent
+from router.api.generate import generate_all
 from router.api.json_text import BATCH, long_json
 from router.api.logprobs import Scored, Told
-from router.api.output import Details, Result, Usage
+from router.api.output import GROUP, GROUP_NUMBERS, Chunk, Details, Output, Result, Usage, group
 from router.api.prompt_logprobs import ScoredPrompt
+from router.api.record import recalled
 from router.api.responses import CompletionShape, Envelope
 from router.api.responses_api import ResponseTelling
+from router.api.threads import Threads
+from router.metrics import Metrics
 from router.requests import GenerationRequest, SessionEnded, SessionEvent, TokensCommitted
 from tests.router.api.scripted import ScriptedRunner, byte_level, served
 
@@ -159,3 +165,44 @@ def test_a_long_event_is_one_event() -> None:
     first, others = ServerSentEvent(lambda: iter([b"[1,", b"2]"]), "3", "name").encoded()
     assert first + b"".join(others) == b"id: 3\nevent: name\ndata: [1,2]\n\n"
     assert ServerSentEvent("[1]").encoded()[0] == b"data: [1]\n\n"
+
+
+async def test_of_many_answers_that_are_told_again_little_lies_there(
+    client_of: Callable[..., httpx.AsyncClient], metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 answers each had made 256 steps before its client took any: 45 MiB for each slow client, as
+    objects, and full rounds of the garbage collector had stopped a router for seconds."""
+    answers, made = 16, 0
+    runner = ScriptedRunner(served(TOKENIZER, max_context=2 * LONG), committed)
+    body = {"prompt": "a", "n": answers, "max_tokens": LONG, "logprobs": 1, "stream": True}
+    await client_of(runner).post("/v1/completions", json=body)
+    first = next(iter(runner.logs))
+    add = Output.add
+
+    def counted(*given: Any) -> Chunk:
+        nonlocal made
+        made += 1
+        return add(*given)
+
+    def start(session: GenerationRequest) -> AsyncGenerator[SessionEvent, None]:
+        assert session.session_id is not None
+        return runner.resume(session.session_id)
+
+    monkeypatch.setattr(Output, "add", counted)
+    with Threads().retelling("") as place:
+        _, generation = await recalled(runner, first, place)
+        items = generate_all(start, runner.together, generation, metrics, [0] * answers, place)
+        async with aclosing(items):
+            async for _, item in items:
+                if isinstance(item, Chunk):
+                    break
+            await asyncio.sleep(0.05)
+    assert answers <= made <= GROUP_NUMBERS / 3 + 2 * group(answers, 1) < answers * LONG
+
+
+@pytest.mark.parametrize(
+    ("answers", "logprobs", "steps"),
+    [(1, None, GROUP), (1, 20, 186), (64, None, 64), (64, 20, 2), (128, 20, 1), (128, None, 32)],
+)
+def test_how_much_of_a_log_is_told_at_once(answers: int, logprobs: int | None, steps: int) -> None:
+    assert group(answers, logprobs) == steps
