@@ -82,7 +82,7 @@ class DrafterSeat:
         tree = self.session.tree
         before = tree.length_of(self)
         fate = self.session.offer(base, tokens, parents, survival, self)
-        if fate not in (DraftFate.AHEAD, DraftFate.BEFORE_OUTPUT):
+        if fate not in (DraftFate.AHEAD, DraftFate.BEYOND, DraftFate.BEFORE_OUTPUT):
             self.acknowledged = base
             self.caught_up = not self.session.resting  # perhaps it has nothing to guess
         grown = tree.length_of(self) - before

@@ -4,8 +4,8 @@ Pure: every time is a number of seconds on the caller's clock.
 
 A batch counts as the worst thing in it. Offences leak away, so that a fault now and then costs nothing, and
 what honest drafters do too weighs nothing: drafts that the target has overtaken, that are known already, or
-that cross the end of their session, and claims to sessions that never come. Those cost reading time alone,
-and that is rationed by a token bucket.
+that cross the end of their session or its being opened anew, and claims to sessions that never come. Those
+cost reading time alone, and that is rationed by a token bucket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_GIVEN = "not_given"  # a draft for a session that it never claimed
 NOT_ATTACHED = "not_attached"  # for one that it did: over, another's by now, or not here yet
 BAD_ATTACH = "bad_attach"  # a claim of the wrong size
 WRONG_KEY = "wrong_key"
-FORMER_TURN = "former_turn"  # a claim to a session that another drafter has been given since
+FORMER_TURN = "former_turn"  # a claim to a session that has been given to another drafter, or anew, since
 TOO_MANY_CLAIMS = "too_many_claims"  # that wait for their sessions
 GARBAGE = "garbage"  # bytes that are no message
 TOO_LARGE = "too_large"  # a message over the limit
@@ -31,7 +31,7 @@ HELD_BACK = "held_back"  # its allowance is used up: nothing is dropped, it is r
 
 WEIGHTS = {
     NOT_GIVEN: 1.0,
-    "ahead": 1.0,
+    "beyond": 1.0,
     WRONG_KEY: 2.0,  # its own may be of yesterday: the session has moved to another router meanwhile
     BAD_ATTACH: 4.0,
     "before_output": 4.0,

@@ -30,7 +30,8 @@ class DraftFate(Enum):
     TAKEN = "taken"
     RESTING = "resting"  # none are taken for now
     STALE = "stale"  # differs from what was committed since, or lies wholly before it, or was known
-    AHEAD = "ahead"  # starts beyond the log: no drafter of this session can know that
+    AHEAD = "ahead"  # starts beyond the log: before it was opened anew the session may have been there
+    BEYOND = "beyond"  # starts beyond the end that was asked for: nobody can know that
     BEFORE_OUTPUT = "before_output"  # guesses at the prompt
     BAD_TOKEN = "bad_token"  # an id outside the vocabulary
     TOO_LONG = "too_long"  # more tokens than a session's tree could hold
@@ -104,7 +105,8 @@ class Session:
         """Takes a Draft message in, from a peer that is not trusted. `source`: the seat that it came by."""
         behind = len(self.log) - base
         if behind < 0:
-            return DraftFate.AHEAD
+            end = len(self.spec.params.prompt) + self.spec.params.max_tokens
+            return DraftFate.AHEAD if base <= end else DraftFate.BEYOND
         if base < len(self.spec.params.prompt):
             return DraftFate.BEFORE_OUTPUT
         count = len(tokens)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from outrider.net.freed_memory import FreedMemory, give_back
-from outrider.net.half_said import HALVES, MOST_HELD, Held, Peer, may_be_much, too_much
+from outrider.net.half_said import HALVES, MOST_HELD, Held, Peer, too_much
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,7 @@ def too_many(connections: Iterable[Connection], most: int) -> list[Connection]:
 async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
     """Shuts connections to these ports of this process that are too many, or hold too much; by port, how many
     there may be. Gives back what such calls have taken."""
-    told_at, shut, held, look = float("-inf"), 0, 0, 0
-    memory = before = _memory()  # when it was looked what lies here, and when that was little
+    told_at, shut, held, memory, look = float("-inf"), 0, 0, 0, 0
     freed = FreedMemory(_memory)
     while True:
         await asyncio.sleep(LOOK_SECONDS)
@@ -82,11 +81,9 @@ async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
             freed.given_back()
         if _descriptors() > CROWDED * min(ports.values()):
             shut += await asyncio.to_thread(_shut_excess, ports)
-        now = _memory()
-        memory, before = min(now, memory), min(now, before)
-        if now > memory + GROWN:
-            lying, count = await asyncio.to_thread(_shut_holding, ports, now - before)
-            held, memory, before = held + count, now, before if may_be_much(lying) else now
+        memory, before = min(now := _memory(), memory or now), memory
+        if now > before + GROWN:
+            held, memory = held + await asyncio.to_thread(_shut_holding, ports), now
         if (shut or held) and time.monotonic() - told_at >= SILENT_SECONDS:
             if shut:
                 log.warning("too many gRPC connections: %d of those that said least were closed", shut)
@@ -106,13 +103,16 @@ def _shut_excess(ports: Mapping[int, int]) -> int:
     return sum(_shut(too_many(found, int(CROWDED * ports[port]))) for port, found in of.items())
 
 
-def _shut_holding(ports: Mapping[int, int], grown: float) -> tuple[float, int]:
-    """Returns the bytes that lay here, too."""
-    held = [
-        Held(one.descriptor, one.address, HALVES.held(one.name, one.received, one.sent))
-        for _, one in _connections(ports)
-    ]
-    return sum(one.bytes for one in held), _shut(too_much(held, MOST_HELD, grown))
+def _shut_holding(ports: Mapping[int, int]) -> int:
+    return _shut(
+        too_much(
+            (
+                Held(one.descriptor, one.address, HALVES.held(one.name, one.received, one.sent))
+                for _, one in _connections(ports)
+            ),
+            MOST_HELD,
+        )
+    )
 
 
 def _shut(connections: Iterable[Connection | Held]) -> int:

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from outrider.net.metadata import ENTRY_BYTES
-
 MOST_HELD = 128 * 2**20  # bytes, of all connections: as of HTTP's bodies that are not complete
 FREE_BYTES = 2**16  # of a connection, in any case
 CALL_BYTES, MESSAGE_BYTES = 2**10, 2**9  # that come with a call, and with a message to or from here
@@ -135,14 +133,8 @@ def peer_of(name: str) -> Peer:
     return address.strip("[]"), int(port) if port.isdecimal() else 0
 
 
-def may_be_much(lying: float) -> bool:
-    """Returns whether so many bytes may take more memory than there may be: they may be metadata."""
-    return lying * ENTRY_BYTES > MOST_HELD
-
-
-def too_much(connections: Iterable[Held], most: float, grown: float = 0.0) -> list[Held]:
-    """Returns those to shut, so that those that are left hold `most` together. `grown`: bytes by which this
-    process has grown since little lay here. It may be metadata, which take many times their bytes. Pure."""
+def too_much(connections: Iterable[Held], most: float) -> list[Held]:
+    """Returns those to shut, so that those that are left hold `most` together. Pure."""
     of: dict[str, list[Held]] = defaultdict(list)
     for one in connections:
         of[one.address].append(one)
@@ -150,7 +142,6 @@ def too_much(connections: Iterable[Held], most: float, grown: float = 0.0) -> li
         theirs.sort(key=lambda one: one.bytes)
     sums = {address: sum(one.bytes for one in theirs) for address, theirs in of.items()}
     total, shut = sum(sums.values()), list[Held]()
-    most /= min(max(grown / total, 1.0), ENTRY_BYTES) if total else 1.0
     while total > most:
         address = max(sums, key=sums.__getitem__)
         one = of[address].pop()

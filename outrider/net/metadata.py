@@ -14,7 +14,6 @@ from grpc._cython import cygrpc  # it makes the entries, and has no option that 
 
 MOST_BYTES = 2**15  # of a call's, each entry counted as HTTP/2 does; gRPC takes 2**14 of those that it counts
 OVERHEAD = 32  # bytes of an entry
-ENTRY_BYTES = 140  # that gRPC holds of each, whatever it took on the way
 
 
 class TooMuchMetadata(Exception):

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from grpc._cython import cygrpc
 
-from outrider.net.half_said import Held, too_much
-from outrider.net.metadata import ENTRY_BYTES, MOST_BYTES, OVERHEAD
+from outrider.net.metadata import MOST_BYTES, OVERHEAD
 from outrider.net.rpc import add_methods, bind, channel, new_server
 from outrider.wire.description import TokenizerFiles
 from outrider.wire.hello import Role
@@ -87,13 +86,3 @@ async def test_of_entries_of_a_byte_no_more_are_made(
         assert watched.made <= 4 * MOST_BYTES
         told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
         assert not told and "Traceback" not in capfd.readouterr().err, "as many lines as a peer likes"
-
-
-def test_who_has_sent_what_memory_has_grown_by_is_shut() -> None:
-    """What came may be entries of a byte, if memory has grown by so much."""
-    sent, most = 2**20, 2**27
-    held = [Held(1, "a", sent), Held(2, "b", sent / 8)]
-    assert not too_much(held, most)
-    assert not too_much(held, most, grown=2 * sent)
-    assert too_much(held, most, grown=2 * ENTRY_BYTES * sent) == held[:1]
-    assert not too_much([], most, grown=most)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.v1 import verifier_pb2
 from tests.verifier.talk import KEY, Running, attach, drafter, open_session, router
 from tests.verifier.test_drafters import OURS, THEIRS, batch, opened, until
-from verifier.misbehavior import TOO_MANY_CLAIMS
+from verifier.misbehavior import LIMIT, TOO_MANY_CLAIMS
 
 
 async def test_a_claim_with_the_wrong_key_takes_nothing_from_who_has_the_right_one(verifier: Running) -> None:
@@ -48,4 +48,26 @@ async def test_who_claims_many_sessions_that_never_come_drafts_on(verifier: Runn
     one.say(attach(OURS))
     talk.say(opened(OURS))
     while not any(commit.session_id == OURS for commit in (await one.hear()).commits):
+        pass
+
+
+async def test_a_session_that_is_opened_anew_again_and_again_costs_no_drafter_anything(
+    verifier: Running,
+) -> None:
+    """Its client leaves and resumes: what its drafter says then is of the former opening. One such client had
+    honest drafters cut off for everybody, a minute at a time."""
+    one, talk = await drafter(verifier), await router(verifier)
+    drafters, times = verifier.service.drafters, round(LIMIT)
+    for opening in range(1, times + 1):
+        former, now = (KEY + bytes([number]) for number in (opening - 1, opening))
+        talk.say(verifier_pb2.VerifierCommand(close=verifier_pb2.CloseSession(session_id=OURS)))
+        talk.say(open_session(OURS, max_tokens=900, draft_key=now))
+        await until(lambda now=now: (drafters._draft_keys.get(OURS) or (b"",))[-1] == now)
+        if opening > 1:
+            one.say(attach(OURS, former))
+            await until(lambda seen=opening - 1: drafters.dropped["former_turn"] == seen)
+    assert set(drafters.dropped) == {"former_turn"}
+    talk.say(opened(THEIRS))
+    one.say(attach(THEIRS))
+    while not any(commit.session_id == THEIRS for commit in (await one.hear()).commits):
         pass

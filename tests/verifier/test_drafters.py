@@ -157,7 +157,9 @@ def raw(verifier: Running) -> Talk:
         ("bad_tree", batch(tokens=[1, 2], parents=[-1, 1])),
         ("bad_tree", batch(tokens=[1, 2], parents=[-2, -1])),
         ("bad_tree", batch(tokens=[1, 2], survival=b"\xff")),
-        ("ahead", batch(base=TOP, tokens=[1])),
+        ("ahead", batch(base=1003, tokens=[1])),
+        ("beyond", batch(base=1004, tokens=[1])),
+        ("beyond", batch(base=TOP, tokens=[1])),
         ("before_output", batch(base=0, tokens=[1])),
         ("too_long", batch(tokens=[1] * 3000)),
         ("too_long", batch(base=TOP, tokens=[1] * 3000)),  # wherever it would begin

@@ -92,6 +92,7 @@ def test_nothing_behind_a_token_that_ends_the_session_is_verified() -> None:
     [
         (3, [10], [], b"", DraftFate.TAKEN),
         (4, [10], [], b"", DraftFate.AHEAD),
+        (1000, [10], [], b"", DraftFate.BEYOND),
         (2, [3, 10], [], b"", DraftFate.BEFORE_OUTPUT),
         (3, [100], [], b"", DraftFate.BAD_TOKEN),
         (3, [10, 11], [0], b"", DraftFate.BAD_TREE),
