@@ -4,19 +4,16 @@ full."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Generic, TypeVar
 
 REMEMBERED = 4096
 
-Note = TypeVar("Note")
 
-
-class BoundedMap(Generic[Note]):
+class BoundedMap:
     def __init__(self, limit: int = REMEMBERED) -> None:
-        self._ids: OrderedDict[bytes, Note] = OrderedDict()
+        self._ids: OrderedDict[bytes, bytes] = OrderedDict()
         self._limit = limit
 
-    def add(self, session_id: bytes, note: Note) -> None:
+    def add(self, session_id: bytes, note: bytes = b"") -> None:
         self._ids[session_id] = note
         if len(self._ids) > self._limit:
             self._ids.popitem(last=False)
@@ -27,6 +24,6 @@ class BoundedMap(Generic[Note]):
     def __contains__(self, session_id: bytes) -> bool:
         return session_id in self._ids
 
-    def get(self, session_id: bytes) -> Note | None:
+    def get(self, session_id: bytes) -> bytes | None:
         """Returns the note, or None."""
         return self._ids.get(session_id)

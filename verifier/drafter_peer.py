@@ -51,7 +51,7 @@ class DrafterPeer:
         self.allowance = allowance or ReadingAllowance().of(name)
         self.announced = False  # it has shown a right that a router gave it
         self.refused = ""  # why it was ended here, if it was
-        self.given = BoundedMap[None]()  # sessions that it has claimed
+        self.given = BoundedMap()  # sessions that it has claimed
         self.claims: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()  # session -> right, when
         self._clock = clock
         self._told: dict[bytes, int] = {}  # its sessions -> length of the log that was sent to it

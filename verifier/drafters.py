@@ -33,7 +33,6 @@ from verifier.stepper import Running, Stepper
 log = logging.getLogger(__name__)
 
 MAX_KEY_BYTES = 64
-MOST_KEYS = 8  # to draft for a session, one after the other as it was opened anew, that are known
 MAX_STREAMS = 1024
 IDENTITY_SHARE = 4  # one identity has at most one in so many of the streams
 
@@ -64,8 +63,7 @@ class Drafters:
         self._allowances = ReadingAllowance(), ReadingAllowance()
         self._streams: set[DrafterPeer] = set()
         self._seats: dict[bytes, list[DrafterSeat]] = {}  # by session
-        self._ended = BoundedMap[bytes]()
-        self._draft_keys = BoundedMap[tuple[bytes, ...]]()  # the last of each session, as it was opened anew
+        self._ended = BoundedMap()
         self._misbehaviors = Misbehaviors()
         # Of both, streams by whose they are, those without a hello included.
         self._streams_of: tuple[Counter[str], Counter[str]] = Counter(), Counter()
@@ -78,9 +76,6 @@ class Drafters:
         Where the right to draft was given anew, the former drafter has lost it, and hears so from its own
         router."""
         draft_key = running.session.spec.draft_key
-        known = self._draft_keys.get(running.id) or ()
-        if draft_key and draft_key not in known:
-            self._draft_keys.add(running.id, (*known, draft_key)[-MOST_KEYS:])
         for seat in running.seats:
             if seat.draft_key != draft_key:
                 if seat.peer is not None:
@@ -292,7 +287,7 @@ class Drafters:
         """Returns why it was dropped, if it was."""
         if len(attach.session_id) != SESSION_ID_BYTES or len(attach.draft_key) > MAX_KEY_BYTES:
             return misbehavior.BAD_ATTACH
-        peer.given.add(attach.session_id, None)
+        peer.given.add(attach.session_id)
         running = self._stepper.get(attach.session_id)
         if running is not None and not running.orphaned:
             return self._attach(running, peer, attach.draft_key)
@@ -307,9 +302,6 @@ class Drafters:
     def _attach(self, running: Running, peer: DrafterPeer, shown: bytes) -> str | None:
         given = right_of(running.session.spec.draft_key, shown)
         if given is None:
-            if any(right_of(former, shown) for former in self._draft_keys.get(running.id) or ()):
-                peer.announced = True  # the session has been opened anew since
-                return misbehavior.FORMER_TURN
             # It may be of another router, to which the session is just about to move.
             peer.claim(running.id, shown)
             return misbehavior.WRONG_KEY

@@ -21,8 +21,8 @@ REMEMBERED = 1024  # drafters
 NOT_GIVEN = "not_given"  # a draft for a session that it never claimed
 NOT_ATTACHED = "not_attached"  # for one that it did: over, another's by now, or not here yet
 BAD_ATTACH = "bad_attach"  # a claim of the wrong size
-WRONG_KEY = "wrong_key"
-FORMER_TURN = "former_turn"  # a claim to a session that has been given to another drafter, or anew, since
+WRONG_KEY = "wrong_key"  # a claim with a right that is none, or not yet, or of a former opening
+FORMER_TURN = "former_turn"  # a claim to a session that another drafter has been given since
 TOO_MANY_CLAIMS = "too_many_claims"  # that wait for their sessions
 GARBAGE = "garbage"  # bytes that are no message
 TOO_LARGE = "too_large"  # a message over the limit
@@ -32,7 +32,6 @@ HELD_BACK = "held_back"  # its allowance is used up: nothing is dropped, it is r
 WEIGHTS = {
     NOT_GIVEN: 1.0,
     "beyond": 1.0,
-    WRONG_KEY: 2.0,  # its own may be of yesterday: the session has moved to another router meanwhile
     BAD_ATTACH: 4.0,
     "before_output": 4.0,
     "bad_token": 4.0,

@@ -55,7 +55,7 @@ class Routers:
         self._alone.set()
         self._owners: dict[bytes, Opening] = {}  # session -> how it was opened last
         self._orphans = Orphans(clock, grace_seconds)
-        self._cancelled = BoundedMap[None]()  # before they came here
+        self._cancelled = BoundedMap()  # before they came here
         self._closed: OutriderError | None = None  # why no router is let in, if none is
         self._leaving = False
 
@@ -175,7 +175,7 @@ class Routers:
         elif len(session_id) == SESSION_ID_BYTES:
             if session_id in self._orphans:
                 self._close(session_id)
-            self._cancelled.add(session_id, None)
+            self._cancelled.add(session_id)
 
     def _give_back_unbegun(self, session_id: bytes, opening: Opening) -> None:
         """Ends a session that has only waited here, as its router knows of room elsewhere."""
