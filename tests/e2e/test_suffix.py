@@ -48,10 +48,11 @@ def looked_up(told_at_exit: Path) -> Iterator[Serve]:
 
 
 async def test_its_drafts_are_taken_and_every_text_is_the_targets_own(looked_up: Serve, alone: Alone) -> None:
-    http_cases, grpc_cases = cases(12), cases(4)
-    texts, tokens = await ask_all(looked_up, http_cases, grpc_cases)
-    check(alone, list(zip(http_cases, texts, strict=True)), list(zip(grpc_cases, tokens, strict=True)))
-    assert metric(looked_up, "vllm:spec_decode_num_accepted_tokens_total") > 0
+    http_cases, grpc_cases, accepted = cases(12), cases(4), 0.0
+    while not accepted:  # texts of 40 tokens may be over before a drafter has a turn of a busy core
+        texts, tokens = await ask_all(looked_up, http_cases, grpc_cases)
+        check(alone, list(zip(http_cases, texts, strict=True)), list(zip(grpc_cases, tokens, strict=True)))
+        accepted = metric(looked_up, "vllm:spec_decode_num_accepted_tokens_total")
     assert looked_up.child("drafter").memory_info().rss < MOST_BYTES
 
 
