@@ -21,7 +21,7 @@ from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
 MOST_GROWTH = 64  # bytes that a tokenizer may make of one; those of known models make up to 6
-MOST_TOKEN_BYTES = 2**12  # those of known models have up to 1024
+MOST_TOKEN_BYTES = 2**12  # a thousand blanks of a byte-level vocabulary have half of them
 PIECE = 2**14  # characters of a text that are tokenized to count, and tokens of which the text is counted
 HUGE = (
     2**20

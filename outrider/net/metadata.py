@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from grpc._cython import cygrpc  # it makes the entries, and has no option that bounds them
 
@@ -27,7 +27,8 @@ class _Entries:
     def __init__(self, make: Any) -> None:
         self._make = make
         self._task: Any = lambda: None
-        self._size = 0.0
+        self._size = 0.0  # of what was made for that task
+        self._bounded = WeakSet[Any]()  # tasks
 
     def __call__(self, key: str, value: str | bytes) -> Any:
         try:
@@ -37,7 +38,7 @@ class _Entries:
         if task is None:
             return self._make(key, value)
         if task is not self._task():
-            self._task, self._size = ref(task), 0.0
+            self._task, self._size = ref(task), float("-inf") if task in self._bounded else 0.0
         self._size += OVERHEAD + len(key) + len(value)
         if self._size > MOST_BYTES:
             raise TooMuchMetadata("the call has too much metadata")
@@ -45,6 +46,7 @@ class _Entries:
 
     def all_made(self) -> None:
         """Takes in that all of this call have been made, and may be made again for whoever looks."""
+        self._bounded.add(asyncio.current_task())
         self._size = float("-inf")
 
 
