@@ -41,6 +41,7 @@ MAX_LOSSES = 16  # a log that the store loses more often than this is not writte
 MAX_REFUSALS = 5  # in a row, of the same records: a log that the store does not take is not written again
 PROBE_SECONDS = 2.0  # a store that nothing is written to is asked so often whether it is there
 AWAY_SECONDS = 0.25  # between attempts to reach one that is away
+MISSED_SECONDS = 2.0  # in which all routers have written what they could not, once it is back
 SHORT_BYTES = 4096  # a log that is decoded in less time than it is handed to a thread
 GATHERED_SECONDS = 0.02  # in which what comes is written together, but for what somebody waits for
 ASKED = 10  # times in the life of a log, about one that is kept
@@ -79,6 +80,7 @@ class SessionLogWriter:
         self._written = asyncio.Event()  # set while nothing is dirty
         self._written.set()
         self.degraded = ""  # a sentence while the store is away
+        self._back_at = -MISSED_SECONDS  # on the event loop's clock
 
     def begin(self, transcript: Transcript, on_superseded: Callable[[], None]) -> LogCursor:
         """Opens a log for a new session. `on_superseded` is called when another router has taken it over."""
@@ -224,12 +226,13 @@ class SessionLogWriter:
         return await loop.run_in_executor(self._decoding, Transcript.from_log, session_id, content)
 
     def _missing(self) -> OutriderError:
-        """Returns why there is no such log: while nothing can be written, another router may have it in its
-        memory alone."""
-        if not self.degraded:
+        """Returns why there is no such log: while nothing can be written, and a little longer, another router
+        may have it in its memory alone."""
+        if not self.degraded and asyncio.get_running_loop().time() >= self._back_at + MISSED_SECONDS:
             return unknown_session()
+        away = "takes no logs at the moment" if self.degraded else "was away a moment ago"
         here = "ask the router where it runs, or this one later"
-        return Unavailable(f"the store takes no logs at the moment, and has none of this session: {here}")
+        return Unavailable(f"the store {away}, and has no log of this session: {here}")
 
     async def run(self) -> NoReturn:
         """Writes until it is cancelled. Raises StartupError if the store is there but refuses."""
@@ -392,4 +395,5 @@ class SessionLogWriter:
         if self.degraded:
             log.warning("the store is back, and gets what it missed")
             self.degraded = ""
+            self._back_at = asyncio.get_running_loop().time()
             self._metrics.store_degraded(False)

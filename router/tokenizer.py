@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from router.rendering import Conversation
 from router.requests import TokenizerFiles
 from router.template_process import TemplateProcess
 
+log = logging.getLogger(__name__)
 MOST_GROWTH = 64  # bytes that a tokenizer may make of one; those of known models make up to 6
 MOST_TOKEN_BYTES = 2**12  # a thousand blanks of a byte-level vocabulary have half of them
 PIECE = 2**14  # characters of a text that are tokenized to count, and tokens of which the text is counted
@@ -137,8 +139,14 @@ class Tokenizer:
 def load(files: TokenizerFiles) -> Tokenizer:
     """Returns the tokenizer, built once. Building takes up to a second for a large vocabulary.
 
-    Raises PeerRefused if the files cannot be read."""
-    return _build(files.hash, files.json, files.chat_template, tuple(sorted(files.special_tokens.items())))
+    Raises PeerRefused if the files cannot be used."""
+    try:
+        return _build(
+            files.hash, files.json, files.chat_template, tuple(sorted(files.special_tokens.items()))
+        )
+    except PeerRefused as refused:
+        _warn(files.hash, refused.message)
+        raise
 
 
 # Keyed by all that the tokenizer is made of: two with the same table may still split or render differently.
@@ -147,6 +155,11 @@ def _build(
     hash: str, json: str, chat_template: str, special_tokens: tuple[tuple[str, str], ...]
 ) -> Tokenizer:
     return Tokenizer(TokenizerFiles(hash, json, chat_template, dict(special_tokens)))
+
+
+@lru_cache(maxsize=64)  # once for each
+def _warn(hash: str, sentence: str) -> None:
+    log.warning("clients of the model of tokenizer %s can give token ids alone: %s", hash[:12], sentence)
 
 
 def _parse(files: TokenizerFiles) -> tokenizers.Tokenizer:

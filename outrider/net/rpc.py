@@ -69,6 +69,10 @@ _COMMON_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.ping_timeout_ms", 3000),  # this one ends the connection; by default only after a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # No pings that ask how much may be on its way, but what they would find out: behind a large message in
+    # a slow hop they get no answer in time, and a worker that idles would have one for each of its messages.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2**20),
     # Nothing is unpacked: 16 KB may become 16 MiB, before anybody has looked at a key.
     ("grpc.per_message_decompression", 0),
 ]
@@ -90,11 +94,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 2000),
 ]
-_WATCHED_OPTIONS = [
-    ("grpc.keepalive_time_ms", 2**31 - 1),
-    ("grpc.http2.bdp_probe", 0),  # a ping for nearly every message of a worker that idles
-    ("grpc.http2.lookahead_bytes", 2**20),  # what the probes would find out: how much may be on its way
-]
+_WATCHED_OPTIONS = [("grpc.keepalive_time_ms", 2**31 - 1)]
 
 
 _ROUTERS, _DRAFTERS = frozenset({Role.ROUTER}), frozenset({Role.DRAFTER})
