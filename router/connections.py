@@ -30,6 +30,8 @@ MOST_HEADERS = 256  # of a request: each takes 40 times its bytes, if it is shor
 TOO_LARGE = "431 Request Header Fields Too Large"
 URL_BYTES = 8 * 1024  # a query of 60 KB takes the event loop 20 ms, and needs no key
 FREE_PIECES, LEAST_PIECE = 2048, 64  # of a body: more pieces than these have so many bytes each, on average
+# Of a request, what is none of its body: its head, what comes with chunks and behind them; at least a read.
+BESIDE_BYTES, BESIDE_PIECE = 2 * HEAD_BYTES + 2**18, 24  # and so many more for each piece of the body
 UNREAD_BYTES = 4 * MAX_BODY_BYTES  # of a body that was refused while it came, before the next head
 UNTAKEN_SECONDS = 60.0  # in which a client takes what waits for it: about 48 KiB
 SILENT_SECONDS = 60.0  # between two lines of the log
@@ -128,10 +130,11 @@ class LimitedProtocol(HttpToolsProtocol):
     does not read.
 
     And it takes any number of headers, of pieces of a body (chunks of a byte: a read of 256 KiB has 40,000,
-    each a call from the parser, 100 ms of the loop), and of requests that come before the former is answered
-    (pipelining). A few bytes of each become kilobytes in memory, and of a client that leaves only the last
-    one is told. So the former is answered, the connection closed, and what came too early is not looked at:
-    its client sends it again (RFC 9112, 9.3.2)."""
+    each a call from the parser, 100 ms of the loop), of bytes in a line behind a body (the parser tells of none
+    before its end, and copies them all whenever some come), and of requests that come before the former is
+    answered (pipelining). A few bytes of each become kilobytes in memory, and of a client that leaves only
+    the last one is told. So the former is answered, the connection closed, and what came too early is not
+    looked at: its client sends it again (RFC 9112, 9.3.2)."""
 
     cycle: Any
     below: Any = None  # the transport that TLS writes to, if it is spoken
@@ -148,6 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._headers = self._url_bytes = 0  # of this head; headers after its body, too
         self._pieces = self._body_bytes = 0  # of this body
+        self._beside_bytes = 0  # of this request, and none of its body
         super().__init__(**settings)
         self.parser: Any = RequestParser(self)
         self._connections = connections
@@ -171,12 +175,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self._connections.untaken.forget(self)
         self._expect_none()
         self._taken()
+        self.parser.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        of_body = self._body_bytes
         super().data_received(data)
+        self._beside_bytes += len(data) - max(self._body_bytes - of_body, 0)
+        if self._beside_bytes > BESIDE_BYTES + BESIDE_PIECE * self._pieces:
+            self.drop()
+            return
         if not self._between_requests():
             self._expect_none()
             return
@@ -216,7 +226,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self._look_no_further()
         self._in_head = True
-        self._headers = self._url_bytes = self._pieces = self._body_bytes = 0
+        self._headers = self._url_bytes = self._pieces = self._body_bytes = self._beside_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:

@@ -25,6 +25,10 @@ class RequestParser:
         self._again = False  # it reads the head once more, without the wish
         self._parser = self._new()
 
+    def close(self) -> None:
+        """Lets go of what it holds: the two parsers are in a cycle, which the collector may find much later."""
+        self._parser = self._protocol = None
+
     def feed_data(self, data: bytes) -> None:
         """Raises httptools.HttpParserError."""
         rest = memoryview(data)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +21,7 @@ from outrider.net.rpc import bind, new_server
 from router.api.http import create_app
 from router.api.intake import Intake
 from router.connections import (
+    BESIDE_BYTES,
     FREE_PIECES,
     GRPC_SHARE,
     HEAD_BYTES,
@@ -265,7 +268,11 @@ async def test_a_body_in_pieces_of_a_byte_is_refused_before_they_are_gone_throug
         writer.close()
     reader, writer = await service.open()
     service.runner.go_on.set()
-    few = b"1\r\n \r\n" * 1000 + b"40\r\n%s\r\n" % (b" " * 64) * 9000 + b'e\r\n{"prompt":"a"}\r\n0\r\n'
+    few = (
+        b"1;a=%s\r\n \r\n" % (b"b" * 85) * 1000
+        + b"40\r\n%s\r\n" % (b" " * 64) * 9000
+        + b'e\r\n{"prompt":"a"}\r\n0\r\n'
+    )
     writer.write(CHUNKED % b"/v1/completions" + few + b"\r\n")
     assert b"200 OK" in await reader.readuntil(b"}}")
     writer.close()
@@ -278,6 +285,36 @@ async def test_headers_after_a_body_without_an_end_are_refused(serve: Serve) -> 
         CHUNKED % b"/v1/completions" + b'e\r\n{"prompt":"a"}\r\n0\r\n' + b"a:\r\n" * (MOST_HEADERS + 1)
     )
     assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "begun"),
+    [(b"/v1/completions", b"0\r\nx: "), (b"/nothing", b"0\r\nx: "), (b"/v1/completions", b"1;x=")],
+    ids=["header", "header of who is refused", "chunk's extension"],
+)
+async def test_a_line_behind_a_body_without_an_end_is_not_kept(
+    serve: Serve, path: bytes, begun: bytes
+) -> None:
+    """One connection had others' four tokens take a second; some without a key made a router 100 MB larger a
+    second, for as long as the collector saw no reason to look."""
+    service = await serve()
+    reader, writer = await service.open()
+    writer.write(CHUNKED % path + b"2\r\n{}\r\n" + begun)
+    await until(lambda: service.had)
+    (held,) = service.had
+    parser = weakref.ref(held.parser)
+    gc.disable()
+    try:
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                writer.write(b"a" * 2**16)
+                await writer.drain()
+        await until(lambda: held.parser is None)
+        assert held._beside_bytes < BESIDE_BYTES + 2**18 + 100, "a read more"
+        assert parser() is None
+    finally:
+        gc.enable()
     writer.close()
 
 
