@@ -130,8 +130,8 @@ class LimitedProtocol(HttpToolsProtocol):
     does not read.
 
     And it takes any number of headers, of pieces of a body (chunks of a byte: a read of 256 KiB has 40,000,
-    each a call from the parser, 100 ms of the loop), of bytes in a line behind a body (the parser tells of none
-    before its end, and copies them all whenever some come), and of requests that come before the former is
+    each a call from the parser, 100 ms of the loop), of bytes in a line behind a body (the parser copies them
+    all whenever some come, and tells of none before its end), and of requests that come before the former is
     answered (pipelining). A few bytes of each become kilobytes in memory, and of a client that leaves only
     the last one is told. So the former is answered, the connection closed, and what came too early is not
     looked at: its client sends it again (RFC 9112, 9.3.2)."""

@@ -26,7 +26,7 @@ class RequestParser:
         self._parser = self._new()
 
     def close(self) -> None:
-        """Lets go of what it holds: the two parsers are in a cycle, which the collector may find much later."""
+        """Lets go of what it holds: the two parsers are in a cycle, which the collector may find late."""
         self._parser = self._protocol = None
 
     def feed_data(self, data: bytes) -> None:

@@ -17,6 +17,7 @@ from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grp
 from outrider.wire.hello import Identity, Role, check_hello, hello_from_wire, hello_to_wire
 from outrider.wire.methods import GET_INFO
 
+SHARE = 4
 VERIFIER = Identity(Role.VERIFIER, "v", 7, "model", "tokenizer")
 DRAFTER = Identity(Role.DRAFTER, "d", 8, "suffix", "")
 
@@ -303,3 +304,36 @@ def test_what_grpc_says_of_an_answer_that_nobody_waits_for_is_not_logged(
     told.error("ExecuteBatchError raised in core by servicer method [%s]", "/outrider.v1.Registry/Beat")
     told.error("something else")
     assert [record.getMessage() for record in caplog.records] == ["something else"]
+
+
+async def test_grpc_has_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every role: the others are for what the process opens itself."""
+    monkeypatch.setattr("outrider.net.rpc.descriptors", lambda: 2 * SHARE)
+    server = new_server(SHARE)
+    port = int(bind(server, "127.0.0.1", 0).rpartition(":")[2])
+    await server.start()
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+    begun = [await reader.read(9) for reader, _ in opened]  # the head of a frame of settings, or nothing
+    assert [len(each) for each in begun] == [9, 9, 0]
+    for _, writer in opened:
+        writer.close()
+    await server.stop(None)
+
+
+async def test_calls_that_come_faster_than_they_are_looked_at_wait_for_their_turn() -> None:
+    async def answer(request: bytes, context: Any) -> bytes:
+        return request
+
+    server = new_server()
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    alone = [("grpc.use_local_subchannel_pool", 1)]  # two connections, not one
+    async with (
+        grpc.aio.insecure_channel(address, options=alone) as one,
+        grpc.aio.insecure_channel(address, options=alone) as other,
+    ):
+        calls = [each.unary_unary("/test/Ask")(b"a") for each in (one, other) for _ in range(1000)]
+        assert await asyncio.gather(*calls) == [b"a"] * 2000
+    await server.stop(None)

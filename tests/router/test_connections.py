@@ -12,18 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 import uvicorn
 
-from outrider.net.rpc import bind, new_server
 from router.api.http import create_app
 from router.api.intake import Intake
 from router.connections import (
     BESIDE_BYTES,
     FREE_PIECES,
-    GRPC_SHARE,
     HEAD_BYTES,
     LEAST_PIECE,
     MOST_HEADERS,
@@ -299,7 +295,7 @@ async def test_a_line_behind_a_body_without_an_end_is_not_kept(
     """One connection had others' four tokens take a second; some without a key made a router 100 MB larger a
     second, for as long as the collector saw no reason to look."""
     service = await serve()
-    reader, writer = await service.open()
+    _, writer = await service.open()
     writer.write(CHUNKED % path + b"2\r\n{}\r\n" + begun)
     await until(lambda: service.had)
     (held,) = service.had
@@ -370,36 +366,3 @@ async def test_who_takes_it_at_last_is_not(serve: Serve) -> None:
     service.had[0].resume_writing()
     assert service.had[0]._untaken is None
     writer.close()
-
-
-async def test_grpc_has_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every role: the others are for what the process opens itself."""
-    monkeypatch.setattr("outrider.net.rpc.descriptors", lambda: 2 * GRPC_SHARE)
-    server = new_server(GRPC_SHARE)
-    port = int(bind(server, "127.0.0.1", 0).rpartition(":")[2])
-    await server.start()
-    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-    begun = [await reader.read(9) for reader, _ in opened]  # the head of a frame of settings, or nothing
-    assert [len(each) for each in begun] == [9, 9, 0]
-    for _, writer in opened:
-        writer.close()
-    await server.stop(None)
-
-
-async def test_calls_that_come_faster_than_they_are_looked_at_wait_for_their_turn() -> None:
-    async def answer(request: bytes, context: Any) -> bytes:
-        return request
-
-    server = new_server()
-    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(answer)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-    address = bind(server, "127.0.0.1", 0)
-    await server.start()
-    alone = [("grpc.use_local_subchannel_pool", 1)]  # two connections, not one
-    async with (
-        grpc.aio.insecure_channel(address, options=alone) as one,
-        grpc.aio.insecure_channel(address, options=alone) as other,
-    ):
-        calls = [each.unary_unary("/test/Ask")(b"a") for each in (one, other) for _ in range(1000)]
-        assert await asyncio.gather(*calls) == [b"a"] * 2000
-    await server.stop(None)
