@@ -32,6 +32,7 @@ def reported(command: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        fail(command, f"cannot write the output: {error.strerror or error}")
+        what = "" if error.filename is None else f"{error.filename}: "
+        fail(command, f"the system refuses: {what}{error.strerror or error}")
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

@@ -89,7 +89,7 @@ async def serve(config: RouterConfig) -> None:
         crowding = asyncio.create_task(limit_connections(ports))
         try:
             url = f"{'http' if tls is None else 'https'}://{_address(listener)}"
-            await _until_stopped(http_server, [http, failed], f"{url} ({addresses})")
+            await _until_stopped(http_server, [http, failed, crowding], f"{url} ({addresses})")
         finally:
             failed.cancel()
             crowding.cancel()

@@ -26,7 +26,7 @@ from verifier.draft_tree import MAX_NODES
 from verifier.drafter_peer import DrafterPeer
 from verifier.drafter_seat import DrafterSeat
 from verifier.misbehavior import BAN_SECONDS, WEIGHTS, Misbehaviors
-from verifier.reading_allowance import ReadingAllowance, StreamAllowance
+from verifier.reading_allowance import TOLD_SECONDS, ReadingAllowance, StreamAllowance
 from verifier.session import MAX_BEHIND, DraftFate
 from verifier.stepper import Running, Stepper
 
@@ -247,10 +247,10 @@ class Drafters:
         self._judge(peer, seen)
 
     async def _ration(self, peer: DrafterPeer, since: float) -> float:
-        """Holds what reading took against the allowance. Returns since when reading is to be held against
-        it."""
+        """Holds what reading took against the allowance, and what is told anew. Returns since when reading is
+        to be held against it."""
         now = self._processor_clock()
-        owed = peer.allowance.spend(now - since, self._clock())
+        owed = peer.allowance.spend(now - since + TOLD_SECONDS * peer.retold(), self._clock())
         if owed <= 0:
             return now
         await self._wait(owed)

@@ -20,6 +20,7 @@ REMEMBERED = 1024  # identities; the one that was heard longest ago goes first
 MOST_EARNED_SECONDS = 1.0
 MESSAGE_SECONDS = 1e-4  # that gRPC and the event loop take for a message, before it is decoded
 BYTE_SECONDS = 1e-8
+TOLD_SECONDS = 3.5e-8  # to tell a drafter a token, and to send it
 
 
 @dataclass(slots=True)

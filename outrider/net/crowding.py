@@ -69,27 +69,46 @@ def too_many(connections: Iterable[Connection], most: int) -> list[Connection]:
 async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
     """Shuts connections to these ports of this process that are too many, or hold too much; by port, how many
     there may be. Gives back what such calls have taken."""
-    told_at, shut, held, memory, look = float("-inf"), 0, 0, 0, 0
-    freed = FreedMemory(_memory)
+    keeper, look = _Keeper(ports), 0
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         look += 1
-        if look % SETTLED_LOOKS == 0 and (explained := HALVES.explained()):
-            HALVES.settle(explained, await asyncio.to_thread(_moved, ports))
-        if look % SETTLED_LOOKS == 0 and freed.due():
+        with suppress(OSError):  # without a free descriptor nothing is seen: the next look is soon
+            await keeper.look(settling=look % SETTLED_LOOKS == 0)
+
+
+class _Keeper:
+    """Looks at the connections to these ports, again and again."""
+
+    def __init__(self, ports: Mapping[int, int]) -> None:
+        self._ports = ports
+        self._freed = FreedMemory(_memory)
+        self._memory = 0  # bytes that this process had at the last look
+        self._shut = self._held = 0  # connections, since the last line of the log
+        self._told_at = float("-inf")
+
+    async def look(self, settling: bool) -> None:
+        """Raises OSError if the system shows nothing."""
+        if settling and (explained := HALVES.explained()):
+            HALVES.settle(explained, await asyncio.to_thread(_moved, self._ports))
+        if settling and self._freed.due():
             await asyncio.to_thread(give_back)
-            freed.given_back()
-        if _descriptors() > CROWDED * min(ports.values()):
-            shut += await asyncio.to_thread(_shut_excess, ports)
-        memory, before = min(now := _memory(), memory or now), memory
+            self._freed.given_back()
+        if _descriptors() > CROWDED * min(self._ports.values()):
+            self._shut += await asyncio.to_thread(_shut_excess, self._ports)
+        now = _memory()
+        before, self._memory = self._memory or now, min(now, self._memory or now)
         if now > before + GROWN:
-            held, memory = held + await asyncio.to_thread(_shut_holding, ports), now
-        if (shut or held) and time.monotonic() - told_at >= SILENT_SECONDS:
-            if shut:
-                log.warning("too many gRPC connections: %d of those that said least were closed", shut)
-            if held:
-                log.warning("%d gRPC connections were closed that held most of unfinished messages", held)
-            told_at, shut, held = time.monotonic(), 0, 0
+            self._held += await asyncio.to_thread(_shut_holding, self._ports)
+            self._memory = now
+        if (self._shut or self._held) and time.monotonic() - self._told_at >= SILENT_SECONDS:
+            if self._shut:
+                log.warning("too many gRPC connections: %d of those that said least were closed", self._shut)
+            if self._held:
+                log.warning(
+                    "%d gRPC connections were closed that held most of unfinished messages", self._held
+                )
+            self._told_at, self._shut, self._held = time.monotonic(), 0, 0
 
 
 def _moved(ports: Iterable[int]) -> dict[Peer, tuple[int, int]]:

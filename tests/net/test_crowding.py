@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections import Counter
+from typing import Any
 
 import grpc
 import pytest
@@ -47,6 +49,28 @@ async def opened(port: int, says: bytes) -> tuple[asyncio.StreamReader, asyncio.
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
     writer.write(says)
     return reader, writer
+
+
+async def test_it_goes_on_after_a_moment_without_a_free_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a moment had ended verifiers and drafters, and a router was watched no more."""
+    looks: list[Any] = []
+
+    def moved(ports: Any) -> dict[Any, Any]:
+        looks.append(ports)
+        if len(looks) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return {}
+
+    monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(crowding, "SETTLED_LOOKS", 1)
+    monkeypatch.setattr(crowding.HALVES, "explained", lambda: {("a", 1): 0.0})
+    monkeypatch.setattr(crowding, "_moved", moved)
+    keeping = asyncio.create_task(limit_connections({1: MOST}))
+    async with asyncio.timeout(60):
+        while len(looks) < 5:
+            assert not keeping.done()
+            await asyncio.sleep(0.001)
+    keeping.cancel()
 
 
 @pytest.mark.parametrize("says", [b"", SAYS], ids=["nothing", "settings"])

@@ -80,6 +80,25 @@ async def test_a_drafter_earns_by_accepted_drafts_that_more_is_read_of_it(
     helping.cancel()
 
 
+async def test_who_claims_a_session_again_and_again_pays_for_what_it_is_told_again(
+    verifier: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole output, each time: 160 times the work that reading the claim is."""
+    monkeypatch.setattr("verifier.reading_allowance.IDENTITY_RATE", 1e-9)
+    monkeypatch.setattr("verifier.reading_allowance.BURST_SECONDS", 20 * MESSAGE_SECONDS)
+    monkeypatch.setattr("verifier.drafters.TOLD_SECONDS", 100 * MESSAGE_SECONDS)
+    drafters, talk, again = verifier.service.drafters, await router(verifier), await drafter(verifier)
+    drafters._processor_clock = lambda: 0.0
+    again.say(attach(OURS))
+    await until(lambda: any(peer.claims for peer in drafters._streams))
+    talk.say(open_session(OURS, max_tokens=900))
+    while not any(commit.tokens for commit in (await again.hear()).commits):
+        pass
+    assert drafters.dropped[HELD_BACK] == 0
+    again.say(attach(OURS))
+    await until(lambda: drafters.dropped[HELD_BACK] > 0)
+
+
 @pytest.mark.parametrize("claims", [True, False])
 async def test_a_stream_that_no_router_has_announced_is_refused(
     verifier: Running, claims: bool, monkeypatch: pytest.MonkeyPatch
