@@ -64,6 +64,16 @@ class _File(RotatingFileHandler):
 
     _told = False
 
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if not Path(self.baseFilename).exists():  # somebody has taken it away
+                former, self.stream = self.stream, self._open()
+                former.close()
+        except OSError:
+            self.handleError(record)
+        else:
+            super().emit(record)
+
     def _open(self) -> Any:
         return open(
             self.baseFilename,

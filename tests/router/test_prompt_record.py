@@ -52,6 +52,24 @@ def test_it_does_not_grow_without_end_and_holds_nobody_up(
     assert all(len(ids) == 52 for ids in kept) and kept[-1][0] == 2
 
 
+def test_a_file_that_is_taken_away_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, folder = tmp_path / "a" / "prompts.jsonl", tmp_path / "b"
+    file.parent.mkdir()
+    record = PromptRecord(file)
+    for number in range(4):
+        record.add("m", (number,))
+        record._waiting.join()
+        if number == 0:
+            file.unlink()
+        elif number == 1:  # its folder, too
+            file.parent.rename(folder)
+        elif number == 2:
+            folder.rename(file.parent)
+    record.close()
+    assert [json.loads(line)["ids"] for line in file.read_text().splitlines()] == [[1], [3]]
+    assert len(caplog.records) == 1, "nothing could be written meanwhile"
+
+
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"--record /.* cannot be written \(No such file or directory\)"):
         PromptRecord(tmp_path / "nowhere" / "prompts.jsonl")
