@@ -65,14 +65,11 @@ class _File(RotatingFileHandler):
     _told = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            if not Path(self.baseFilename).exists():  # somebody has taken it away
-                former, self.stream = self.stream, self._open()
-                former.close()
-        except OSError:
-            self.handleError(record)
-        else:
-            super().emit(record)
+        if self.stream is not None and not Path(self.baseFilename).exists():  # somebody has taken it away
+            with suppress(OSError):  # what it still held had no room
+                self.stream.close()
+            self.stream = None  # the next write opens it
+        super().emit(record)
 
     def _open(self) -> Any:
         return open(
