@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve.grpc_util import RayServegRPCContext
 from ray.serve.handle import DeploymentHandle
 
+from deploy import replica_http
 from deploy.args import NetworkArgs
 from deploy.grpc_context import call, stream
 from deploy.registry import StoreSource, open_store
@@ -58,6 +59,7 @@ class Ingress:
     ) -> None:
         """`workers` are named only so that Serve deploys them: they are found in the store."""
         log_to_stderr(options.network.logging)
+        replica_http.bound()
         file, sessions = options.api_keys, options.sessions
         keys = keys_of(None, os.environ.get(API_KEYS)) if file is None else keys_of(Path(file), None)
         self._router = Router(

@@ -57,7 +57,7 @@ class DrafterPeer:
         self._told: dict[bytes, int] = {}  # its sessions -> length of the log that was sent to it
         self._dirty: dict[bytes, Seat] = {}
         self._revoked: OrderedDict[bytes, bytes] = OrderedDict()  # session -> right
-        self._retold = 0  # tokens that it was or will be told anew, and that were not held against it yet
+        self.retold = 0  # tokens that it is told anew, and that were not held against it yet
         self._stamp_us = 0
         self._heard_at = 0.0
         self._ready = asyncio.Event()
@@ -89,14 +89,9 @@ class DrafterPeer:
         """Notes that it drafts for the seat's session, of which it knows what the router told it."""
         spec = seat.session.spec
         seat.acknowledged = len(spec.params.prompt) + len(spec.output)
-        self._retold += len(seat.session.log) - seat.acknowledged  # it may say so again and again
+        self.retold += len(seat.session.log) - seat.acknowledged  # it may say so again and again
         self._told[spec.session_id] = seat.acknowledged
         self.committed(seat)
-
-    def retold(self) -> int:
-        """Returns the tokens that it is told anew, those that were returned before left out."""
-        told, self._retold = self._retold, 0
-        return told
 
     def detached(self, session_id: bytes) -> None:
         """Notes that it does not any more."""
@@ -176,6 +171,4 @@ class DrafterPeer:
         does not acknowledge gets what it was sent before again only as far as an honest one may need it."""
         told = self._told.get(session_id, 0)
         self._told[session_id] = len(seat.session.log)
-        base = max(seat.acknowledged or 0, told - MOST_REPEATED)
-        self._retold += max(told - base, 0)
-        return base
+        return max(seat.acknowledged or 0, told - MOST_REPEATED)

@@ -184,7 +184,9 @@ class Drafters:
         self, messages: AsyncIterator[bytes], allowance: StreamAllowance
     ) -> AsyncIterator[DraftBatch]:
         async for raw in messages:
-            await self._wait(allowance.message(len(raw), self._clock()))
+            await self._wait(allowance)
+            # One over the limit is refused unread.
+            allowance.message(min(len(raw), SPECULATE.asked.max_bytes), self._clock())
             yield SPECULATE.asked.from_bytes(raw)
 
     def _refuse_unannounced(self, peer: DrafterPeer) -> None:
@@ -230,7 +232,7 @@ class Drafters:
         clock = self._processor_clock
         for attach in batch.attach:
             seen |= self._count(self._claim(peer, attach))
-            if clock() - since >= SECONDS_AT_ONCE:
+            if clock() - since + TOLD_SECONDS * peer.retold >= SECONDS_AT_ONCE:
                 since = await self._ration(peer, since)
         unmeasured = 0  # numbers read since the clock was looked at, which takes as long as a short draft
         for draft in batch.drafts:
@@ -250,17 +252,20 @@ class Drafters:
         """Holds what reading took against the allowance, and what is told anew. Returns since when reading is
         to be held against it."""
         now = self._processor_clock()
-        owed = peer.allowance.spend(now - since + TOLD_SECONDS * peer.retold(), self._clock())
-        if owed <= 0:
+        told, peer.retold = peer.retold, 0
+        if peer.allowance.spend(now - since + TOLD_SECONDS * told, self._clock()) <= 0:
             return now
-        await self._wait(owed)
+        await self._wait(peer.allowance)
         return self._processor_clock()
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait(self, allowance: StreamAllowance) -> None:
         """Lets a drafter wait that has used up its allowance: until then nothing is read of it."""
-        if seconds > 0:
-            self._count(misbehavior.HELD_BACK)
+        if (seconds := allowance.owed(self._clock())) <= 0:
+            return
+        self._count(misbehavior.HELD_BACK)
+        while seconds > 0:  # others of its identity wait, too, and one is read first
             await asyncio.sleep(seconds)
+            seconds = allowance.owed(self._clock())
 
     def _count(self, reason: str | None) -> set[str]:
         if reason is None:

@@ -31,15 +31,20 @@ class StreamAllowance:
     whole: TokenBucket
     earned: float = 0.0  # seconds
 
+    def owed(self, now: float) -> float:
+        """Returns the seconds to wait before more is read; 0 = there is some left. To be asked before a message
+        is read: who leaves instead has spent nothing, and leaves no debt to others."""
+        return 0.0 if self.earned > 0 else max(self.identity.spend(0, now), self.whole.spend(0, now))
+
     def spend(self, seconds: float, now: float) -> float:
-        """Returns the seconds to wait before more is read; 0 = there is some left."""
+        """Takes so many seconds that reading has taken. Returns what `owed` does."""
         paid = min(seconds, self.earned)
         self.earned -= paid
         owed = seconds - paid
         return max(self.identity.spend(owed, now), self.whole.spend(owed, now)) if owed else 0.0
 
     def message(self, size: int, now: float) -> float:
-        """Returns what `spend` does, for a message of so many bytes that is about to be decoded."""
+        """Returns what `spend` does, for a message of so many bytes that is decoded."""
         return self.spend(MESSAGE_SECONDS + size * BYTE_SECONDS, now)
 
     def earn(self, seconds: float) -> None:

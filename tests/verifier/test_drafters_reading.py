@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 
 from outrider.net.draft_right import right
-from tests.verifier.talk import KEY, Running, attach, drafter, open_session, output, router
+from tests.verifier.talk import KEY, Running, attach, drafter, greeting, open_session, output, router
 from tests.verifier.test_drafters import (
     LENGTH,
     OURS,
@@ -97,6 +98,26 @@ async def test_who_claims_a_session_again_and_again_pays_for_what_it_is_told_aga
     assert drafters.dropped[HELD_BACK] == 0
     again.say(attach(OURS))
     await until(lambda: drafters.dropped[HELD_BACK] > 0)
+
+
+async def test_who_sends_much_and_leaves_shuts_nobody_out(verifier: Running) -> None:
+    """Eight messages of 15 MB in 4 seconds had left so much to be paid for by all that drafters of others,
+    which connected then, were not read for a minute."""
+    drafters = verifier.service.drafters
+
+    async def says(first: bytes) -> AsyncIterator[bytes]:
+        yield first
+        await asyncio.Event().wait()
+
+    for _ in range(100):
+        stream = drafters.speculate(says(b"x" * 2**22), host="a")
+        leaving = asyncio.create_task(anext(stream))
+        await asyncio.wait({leaving}, timeout=0.002)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+    honest = drafters.speculate(says(greeting(verifier).SerializeToString()), host="b")
+    assert (await anext(honest)).hello.worker_id == "v"
+    await honest.aclose()
 
 
 @pytest.mark.parametrize("claims", [True, False])

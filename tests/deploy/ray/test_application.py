@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -190,6 +192,24 @@ def test_a_request_keeps_its_id(application: Cluster, stub: generation_pb2_grpc.
     )
     assert list(call)
     assert dict(call.trailing_metadata())["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize("protocol", ["foo", "h2c"])
+def test_a_request_that_asks_for_another_protocol_keeps_its_body(application: Cluster, protocol: str) -> None:
+    """It had been read as the next request of a connection that other clients have, too: they got its answer,
+    and its sender theirs."""
+    body = json.dumps({"model": "demo", "prompt": PROMPT, "max_tokens": 1}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n"
+    inner = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 50 + b"\r\n\r\n"
+    for path, sent, status in (("/v1/completions", body, b"200"), ("/v1/nothing", inner, b"404")):
+        with socket.create_connection(("127.0.0.1", application.port), timeout=60) as client:
+            asked = head.replace("/v1/completions", path) + f"content-length: {len(sent)}\r\n\r\n"
+            client.sendall(asked.encode())
+            time.sleep(0.05)  # so that the head has been looked at
+            client.sendall(sent)
+            assert client.recv(2**16).startswith(b"HTTP/1.1 " + status)
+    answers = [application.http.get("/health").text for _ in range(20)]
+    assert all(answer.startswith("ready") for answer in answers)
 
 
 def test_a_client_that_leaves_ends_its_generation(application: Cluster) -> None:
