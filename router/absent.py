@@ -8,6 +8,8 @@ from router import losses
 from router.placement import VerifierCandidate
 from router.requests import ServedModel
 
+MOST_TOKENIZERS = 2**27  # characters of them together: of models that come and go; beyond that the last one's
+
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
@@ -26,6 +28,8 @@ class Absent:
         self._forget_old(now)
         self._gone.pop(verifier.worker_id, None)
         self._gone[verifier.worker_id] = _Gone(verifier, model, now + losses.RESUME_SECONDS)
+        while len(self._gone) > 1 and self._tokenizers() > MOST_TOKENIZERS:
+            del self._gone[next(iter(self._gone))]
 
     def came(self, worker_id: str) -> None:
         self._gone.pop(worker_id, None)
@@ -57,6 +61,11 @@ class Absent:
         """Returns those that served the model of that name, the one that went last at the end."""
         self._forget_old(now)
         return [one.verifier for one in self._gone.values() if one.model.name == model]
+
+    def _tokenizers(self) -> int:
+        """Returns the characters that their tokenizers have."""
+        by_hash = {one.model.tokenizer.hash: one.model.tokenizer for one in self._gone.values()}
+        return sum(len(each.json) for each in by_hash.values())
 
     def _forget_old(self, now: float) -> None:
         while self._gone:

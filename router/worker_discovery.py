@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -118,9 +119,8 @@ class WorkerDiscovery:
 
     def _spare(self, grown_by: int) -> None:
         """If the fleet has grown by so many, lets the garbage collector pass over what belongs to its
-        workers: a full round would go through all of it, and nothing else runs meanwhile. It is done for
-        the largest fleet that there was, not for each worker that takes another's place: so little is
-        kept."""
+        workers: nothing else runs while it goes through all. Done for the largest fleet that there was, not
+        for each worker that takes another's place: so little is kept."""
         if (size := self._size()) >= self._spared + grown_by:
             self._spared = size
             spare_newcomers()
@@ -191,16 +191,17 @@ class WorkerDiscovery:
         """Connects, takes the worker in, and returns why it is given up when its stream ends, or is silent.
 
         Raises PeerRefused if it does not fit, Unavailable if it cannot be reached."""
-        verifies, tokenizer = record.info.identity.role is Role.VERIFIER, None
+        verifies = record.info.identity.role is Role.VERIFIER
         if verifies:  # a drafter is not trusted with the memory and the time that a tokenizer takes
-            tokenizer = await self._tokenizer(record)
+            await self._fetch(record)
         events = (VERIFIER_SESSIONS if verifies else DRAFTER_SESSIONS).answered
-        registration = Registration(record.info, record.address, tokenizer, record.join_address)
         async with AsyncExitStack() as stack:
-
-            def called() -> Verifier | Drafter:  # in its turn: a connection takes its time to make
+            # In its turn: a connection takes its time to make. And only the worker has the tokenizer then.
+            def called() -> Verifier | Drafter:
                 connection = channel(record.address, self._tls, events.max_bytes, watched=True)
                 stack.push_async_exit(connection)
+                tokenizer = self._tokenizers.get(_tokenized(record)) if verifies else None
+                registration = Registration(record.info, record.address, tokenizer, record.join_address)
                 return (Verifier if verifies else Drafter)(registration, connection, record.load)
 
             return await self._keep(record.info.identity.role, called)
@@ -226,19 +227,20 @@ class WorkerDiscovery:
 
     def _let_go(self, worker: Verifier | Drafter) -> None:
         worker.hang_up()
+        worker.on_busy = bool  # else the two of them wait for the garbage collector
         self._busy.pop(worker, None)
         self._unjudged.pop(worker, None)  # type: ignore[arg-type]  # verifiers never are
         if self._fleet.remove(worker):
             log.info("%s %s is out", worker.identity.role.name.lower(), worker.identity.worker_id)
+        worker.registration = replace(worker.registration, tokenizer=None)  # megabytes, and the worker stays
 
-    async def _tokenizer(self, record: WorkerRecord) -> TokenizerFiles:
-        """Returns a verifier's tokenizer, which is fetched from the first of its kind."""
+    async def _fetch(self, record: WorkerRecord) -> None:
+        """Fetches a verifier's tokenizer, from the first of its kind."""
         key = _tokenized(record)
         async with _turn(self._fetching.setdefault(key, asyncio.Semaphore(1)), FETCH_SECONDS):
             if key not in self._tokenizers:
                 async with self._fetches:
                     self._keep_tokenizer(key, await self._fetched(record))
-            return self._tokenizers[key]
 
     async def _fetched(self, record: WorkerRecord) -> TokenizerFiles:
         async with channel(record.address, self._tls, MAX_TOKENIZER_BYTES) as connection:

@@ -32,8 +32,8 @@ class StreamAllowance:
     earned: float = 0.0  # seconds
 
     def owed(self, now: float) -> float:
-        """Returns the seconds to wait before more is read; 0 = there is some left. To be asked before a message
-        is read: who leaves instead has spent nothing, and leaves no debt to others."""
+        """Returns the seconds to wait before more is read; 0 = there is some left. To be asked before that:
+        who leaves instead has spent nothing, and leaves no debt to others."""
         return 0.0 if self.earned > 0 else max(self.identity.spend(0, now), self.whole.spend(0, now))
 
     def spend(self, seconds: float, now: float) -> float:

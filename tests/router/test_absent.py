@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from outrider.errors import Overloaded, Unavailable, UnknownModel
 from outrider.wire.description import TokenizerFiles
 from outrider.wire.load import VerifierLoad
+from router import absent as absent_module
 from router import losses
 from router.absent import Absent, come_back
 from router.admission import LEAST_QUEUE
@@ -161,3 +164,38 @@ def test_they_come_back_empty_and_share_out_who_waits() -> None:
     back = come_back(busy, 5)
     assert [(one.placed, one.unreported, one.load) for one in back] == [(2, 2, VerifierLoad())] * 2
     assert come_back([], 5) == []
+
+
+def test_the_tokenizers_of_those_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten models with one of 60 MB each, which came anew every 3 seconds, made a router 2 GB larger in 24."""
+    monkeypatch.setattr(absent_module, "MOST_TOKENIZERS", 1000)
+    absent = Absent()
+    for number in range(50):
+        files = TokenizerFiles(f"hash {number // 2}", "j" * 300, "", {})
+        absent.went(verifier(f"v{number}"), dataclasses.replace(model(), tokenizer=files), 0.0)
+        there = [one.verifier.worker_id for one in absent._gone.values()]
+        assert there == [f"v{each}" for each in range(max(0, number // 2 * 2 - 4), number + 1)]
+    large = TokenizerFiles("large", "j" * 3000, "", {})
+    absent.went(verifier("large"), dataclasses.replace(model(), tokenizer=large), 0.0)
+    assert list(absent._gone) == ["large"]
+
+
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "is given up"])
+async def test_the_tokenizer_of_one_that_is_gone_takes_no_memory(rig: Any, leaves: bool) -> None:
+    """Verifiers that came and went with a large one had an idle router grow by gigabytes: it is in a cycle
+    with an error, and the garbage collector came by much later."""
+    behind = await rig.verifier("v")
+    held = rig.fleet.verifiers["v"]
+    assert held.registration.tokenizer is not None
+    gc.disable()
+    try:
+        if leaves:
+            await behind.stop()
+        else:
+            held.give_up("it is given up")
+        await rig.until(lambda: rig.fleet.verifiers.get("v") is not held)
+        await rig.until(lambda: held.registration.tokenizer is None)
+        frames = [each.f_locals.values() for each in gc.get_objects() if isinstance(each, FrameType)]
+        assert not any(isinstance(one, TokenizerFiles) for values in frames for one in values)
+    finally:
+        gc.enable()
