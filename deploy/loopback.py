@@ -17,6 +17,13 @@ HOOK_VARIABLE = (
     "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"  # what Ray's runtime_env sets for a worker's setup hook
 )
 
+HEAD_SECONDS = 10  # in which the head of a request must have come; HAProxy waits for an hour
+MOST_OF_ADDRESS = 1024  # connections to one of the API's ports; HAProxy has 4,096 in all
+_LIMITED = f"""
+    stick-table type ipv6 size 64k expire 60s store conn_cur
+    tcp-request connection track-sc0 src
+    tcp-request connection reject if {{ sc0_conn_cur gt {MOST_OF_ADDRESS} }}"""
+
 HOST_VARIABLE = "OUTRIDER_CLUSTER_HOST"  # of the environment of the workers: where the API is to be reached
 
 
@@ -43,9 +50,14 @@ def keep_to_loopback() -> None:
 
 
 def _bound(template: str, host: str) -> str:
-    """Returns HAProxy's configuration with the API's ports at that host, and the others on loopback."""
+    """Returns HAProxy's configuration with the API's ports at that host, and the others on loopback. And who
+    opens many connections there, or sends half a head, takes nobody's place."""
     template = re.sub(r"\bbind \*?:", f"bind {LOOPBACK}:", template)
-    return re.sub(r"\bbind {{ config\.(grpc_)?frontend_host }}:", f"bind {host}:", template)
+    template = re.sub(
+        r"^defaults$", rf"\g<0>\n    timeout http-request {HEAD_SECONDS}s", template, flags=re.M
+    )
+    api = r"\bbind {{ config\.(?:grpc_)?frontend_host }}:(.*)$"
+    return re.sub(api, rf"bind {host}:\1{_LIMITED}", template, flags=re.M)
 
 
 @dataclass(frozen=True, order=True)

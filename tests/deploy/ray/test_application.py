@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deploy.cluster import failure
-from deploy.loopback import Listener, listeners, unasked
+from deploy.loopback import MOST_OF_ADDRESS, Listener, listeners, unasked
 from outrider.errors import StartupError
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.hello import Role
@@ -192,6 +193,32 @@ def test_a_request_keeps_its_id(application: Cluster, stub: generation_pb2_grpc.
     )
     assert list(call)
     assert dict(call.trailing_metadata())["x-request-id"] == "mine"
+
+
+def test_who_opens_many_connections_takes_nobodys_place(application: Cluster) -> None:
+    """HAProxy has 4,096 of all clients, and had waited for the rest of a head for an hour."""
+
+    def is_shut(number: int, port: int, held: dict[int, socket.socket]) -> bool:
+        try:
+            if number not in held:
+                held[number] = socket.create_connection(("127.0.0.1", port), 60, ("127.0.0.5", 0))
+                held[number].setblocking(False)
+            return held[number].recv(1) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+    def one_is_shut(port: int, held: dict[int, socket.socket]) -> bool:
+        # One HAProxy that another has just replaced may take some, too.
+        return any(is_shut(number, port, held) for number in range(2 * MOST_OF_ADDRESS + 1))
+
+    for port in (application.port, application.grpc_port):
+        held: dict[int, socket.socket] = {}
+        wait_until(partial(one_is_shut, port, held), "one is shut")
+        assert application.http.get("/health").text.startswith("ready")
+        for each in held.values():
+            each.close()
 
 
 @pytest.mark.parametrize("protocol", ["foo", "h2c"])

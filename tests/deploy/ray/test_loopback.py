@@ -56,3 +56,5 @@ def test_haproxy_binds_loopback_and_the_api() -> None:
         "metrics_port": "127.0.0.1",
     }
     assert len(binds) == len(re.findall(r"^ *bind ", done.stdout, re.MULTILINE))
+    assert done.stdout.count("\n    timeout http-request 10s\n") == 1
+    assert done.stdout.count("\n    tcp-request connection reject if { sc0_conn_cur gt 1024 }\n") == 2
