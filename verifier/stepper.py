@@ -183,7 +183,8 @@ class Stepper:
         known = False  # what a step takes; not of the first, which makes ready what the others find
         while True:
             free_since, began = await self._until_due(free_since)
-            if self._ways.turn_to(self._greedy, len(self._sessions)):
+            wanted = any(one.session.num_speculative_tokens > 0 for one in self._sessions.values())
+            if self._ways.turn_to(self._greedy, len(self._sessions), wanted):
                 self._rest(self.resting)
             parts = self._planner.plan(self._sessions, self._ways.meter)
             if not parts:

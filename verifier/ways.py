@@ -4,8 +4,9 @@ The governor says which. Here is what follows from that: each way has a meter of
 takes in one says little about another, and the engine its number of threads. A step that reads much of
 prompts has all of them in any way: few drafts are lost in its time.
 
-Greedy text is guessed much better than drawn text. So there are two governors, one for the time when most
-sessions are greedy, and one for the time when most are not: what one has found is no answer for the other.
+Greedy text is guessed much better than drawn text. So there is a governor for the time when most sessions are
+greedy, and one for the time when most are not: what one has found is no answer for the other. And there is
+one for the time when no session wants drafts: its steps would tell the others that drafts bring nothing.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def ways(threads: int, resting_threads: int) -> list[Way]:
 
 
 DRAFTED = 0  # the way that a verifier begins with
+UNWANTED = 2  # the governor for sessions that want no drafts
 WORTH_ALL = 32  # tokens of prompts in a step, from which on it gets the cores of drafters, too
 MOST = 2 / 3  # share of the sessions
 MOST_KNOWN = 1024  # drafters that are remembered to have drafted here
@@ -59,8 +61,8 @@ class Ways:
         self._engine = engine
         self._ways = [Way(True, 0)] if draw is None else ways(engine.threads, engine.resting_threads)
         self._meters = [_meter(step_time) for _ in self._ways]
-        self._governors = () if draw is None else tuple(Governor(len(self._ways), draw) for _ in range(2))
-        self._governor = self._governors[0] if self._governors else None
+        self._governors = () if draw is None else tuple(Governor(len(self._ways), draw) for _ in range(3))
+        self._governor = self._of_text = self._governors[0] if self._governors else None
         self._drafted = False  # whether anybody drafted in the last step
         self._known: OrderedDict[str, None] = OrderedDict()  # drafters of which something was found
 
@@ -85,9 +87,9 @@ class Ways:
     @property
     def gain(self) -> float:
         """Returns the goodput with drafts over the best without, as last compared; 0 = not compared yet."""
-        if self._governor is None:
+        if self._of_text is None:
             return 0.0
-        found = self._governor.gain
+        found = self._of_text.gain
         numbers = range(len(self._ways))
         gains = [
             min(
@@ -103,17 +105,19 @@ class Ways:
     def trials(self) -> int:
         return sum(governor.trials for governor in self._governors)
 
-    def turn_to(self, greedy: int, sessions: int) -> bool:
-        """Says of the next step how many of its sessions are greedy. Returns whether drafts rest from now
-        on, or are taken again."""
+    def turn_to(self, greedy: int, sessions: int, wanted: bool = True) -> bool:
+        """Says of the next step how many of its sessions are greedy, and whether any wants drafts. Returns
+        whether drafts rest from now on, or are taken again."""
         if self._governor is None or not sessions:
             return False
         rested = self.resting
         before, share = self._governor, greedy / sessions
         if share >= MOST or share <= 1 - MOST:
-            self._governor = self._governors[share <= 1 - MOST]
-        if self._governor is not before:
-            self._governor.resume()
+            self._of_text = self._governors[share <= 1 - MOST]
+        now = self._of_text if wanted else self._governors[UNWANTED]
+        if now is not None and now is not before:
+            now.resume()
+        self._governor = now
         return self.resting is not rested
 
     def observe(self, step: StepSeen, drafted: bool, drafters: Callable[[], Iterable[str]] = tuple) -> bool:
