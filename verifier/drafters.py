@@ -183,10 +183,12 @@ class Drafters:
     async def _decoded(
         self, messages: AsyncIterator[bytes], allowance: StreamAllowance
     ) -> AsyncIterator[DraftBatch]:
+        paid_at = 0.0  # when what the last message cost is paid for
         async for raw in messages:
-            await self._wait(allowance)
+            await self._wait(allowance, paid_at - self._clock())
             # One over the limit is refused unread.
-            allowance.message(min(len(raw), SPECULATE.asked.max_bytes), self._clock())
+            size, now = min(len(raw), SPECULATE.asked.max_bytes), self._clock()
+            paid_at = now + allowance.message(size, now)
             yield SPECULATE.asked.from_bytes(raw)
 
     def _refuse_unannounced(self, peer: DrafterPeer) -> None:
@@ -253,14 +255,15 @@ class Drafters:
         to be held against it."""
         now = self._processor_clock()
         told, peer.retold = peer.retold, 0
-        if peer.allowance.spend(now - since + TOLD_SECONDS * told, self._clock()) <= 0:
+        owed = peer.allowance.spend(now - since + TOLD_SECONDS * told, self._clock())
+        if owed <= 0:
             return now
-        await self._wait(peer.allowance)
+        await self._wait(peer.allowance, owed)
         return self._processor_clock()
 
-    async def _wait(self, allowance: StreamAllowance) -> None:
-        """Lets a drafter wait that has used up its allowance: until then nothing is read of it."""
-        if (seconds := allowance.owed(self._clock())) <= 0:
+    async def _wait(self, allowance: StreamAllowance, seconds: float) -> None:
+        """Lets a drafter wait so long, and until its allowance is not used up: till then nothing is read."""
+        if (seconds := max(seconds, allowance.owed(self._clock()))) <= 0:
             return
         self._count(misbehavior.HELD_BACK)
         while seconds > 0:  # others of its identity wait, too, and one is read first

@@ -128,11 +128,11 @@ class Ways:
         if governor is None or not (drafted or len(self._ways) > 2):
             return False
         # Sessions begin without drafts, and may want none: that one is back who was here is no news.
-        if came and self._anybody_new(drafters()) and self.resting:
-            governor.alarm()
+        if came and self._of_text is not None and self._anybody_new(drafters()) and self.resting:
+            self._of_text.alarm()
         rested, usual = self.resting, governor.usual
         governor.observe(step)
-        if governor.usual != usual:
+        if governor.usual != usual and governor is self._of_text:
             way = self._ways[governor.usual]
             how = "drafts are taken" if way.drafts else "drafts rest"
             log.info(

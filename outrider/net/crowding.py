@@ -73,7 +73,8 @@ async def limit_connections(ports: Mapping[int, int]) -> NoReturn:
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         look += 1
-        with suppress(OSError):  # without a free descriptor nothing is seen: the next look is soon
+        # For a moment there may be no free descriptor (OSError) or no thread to be had (RuntimeError).
+        with suppress(OSError, RuntimeError):
             await keeper.look(settling=look % SETTLED_LOOKS == 0)
 
 
@@ -88,7 +89,7 @@ class _Keeper:
         self._told_at = float("-inf")
 
     async def look(self, settling: bool) -> None:
-        """Raises OSError if the system shows nothing."""
+        """Raises OSError or RuntimeError if the system has nothing left for that."""
         if settling and (explained := HALVES.explained()):
             HALVES.settle(explained, await asyncio.to_thread(_moved, self._ports))
         if settling and self._freed.due():

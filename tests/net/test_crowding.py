@@ -51,14 +51,16 @@ async def opened(port: int, says: bytes) -> tuple[asyncio.StreamReader, asyncio.
     return reader, writer
 
 
-async def test_it_goes_on_after_a_moment_without_a_free_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_goes_on_after_a_moment_without_a_free_descriptor_or_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Such a moment had ended verifiers and drafters, and a router was watched no more."""
     looks: list[Any] = []
 
     def moved(ports: Any) -> dict[Any, Any]:
         looks.append(ports)
         if len(looks) < 3:
-            raise OSError(errno.EMFILE, "Too many open files")
+            raise [OSError(errno.EMFILE, "Too many open files"), RuntimeError("no thread")][len(looks) - 1]
         return {}
 
     monkeypatch.setattr(crowding, "LOOK_SECONDS", 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -22,7 +23,7 @@ from tests.verifier.test_drafters import (
     until,
 )
 from verifier.misbehavior import HELD_BACK, NOT_GIVEN, UNANNOUNCED
-from verifier.reading_allowance import MESSAGE_SECONDS
+from verifier.reading_allowance import BURST_SECONDS, MESSAGE_SECONDS, ReadingAllowance
 
 
 async def test_empty_drafts_on_many_streams_are_read_no_more_than_on_one(
@@ -139,3 +140,24 @@ async def test_a_stream_that_no_router_has_announced_is_refused(
     dropped = verifier.service.drafters.dropped
     assert dropped[UNANNOUNCED] == claims and dropped[NOT_GIVEN] == (not claims)
     assert [peer.name.split()[0] for peer in verifier.service.drafters._streams] == ["k"]
+
+
+async def test_what_accepted_drafts_saved_later_pays_for_no_message_before(verifier: Running) -> None:
+    """Else who has a draft accepted now and then could send a megabyte each time."""
+    drafters, read = verifier.service.drafters, list[object]()
+    allowance = ReadingAllowance().of("a")
+    allowance.spend(BURST_SECONDS, drafters._clock())
+
+    async def messages() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            yield b""
+            allowance.earn(MESSAGE_SECONDS / 2)  # a draft was accepted meanwhile
+
+    async def listen() -> None:
+        async for each in drafters._decoded(messages(), allowance):
+            read.append(each)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await listen()
+    assert 1 <= len(read) < 100 and drafters.dropped[HELD_BACK] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -126,17 +127,20 @@ def test_a_drafter_that_is_back_is_no_reason_to_compare_and_a_new_one_is() -> No
     assert trials(lambda session: f"d{session % 2}") <= usual + 2
 
 
-def test_sessions_that_want_no_drafts_say_nothing_of_drafts() -> None:
+def test_sessions_that_want_no_drafts_say_nothing_of_drafts(caplog: pytest.LogCaptureFixture) -> None:
     """Answers with and without came in turn, as a benchmark asks for them: drafts that made four times as
     many tokens a step were found to bring nothing, and rested."""
     ways, rested = Ways(Threads(), None, lambda: 0.5), 0
+    caplog.set_level(logging.INFO)
     for _ in range(40):
-        for _ in range(60):  # two threads do not matter to it
-            ways.turn_to(1, 1, wanted=False)
-            ways.observe(StepSeen(0.03, 1, 1, None), drafted=False)
+        for _ in range(60):
+            ways.turn_to(1, 1, wanted=False)  # its own are faster with more threads
+            ways.observe(StepSeen(0.01 if ways.resting else 0.03, 1, 1, None), drafted=False)
         for _ in range(15):
             ways.turn_to(1, 1, wanted=True)
             rested += ways.resting
             committed = 1 if ways.resting else 4
             ways.observe(StepSeen(0.03, committed, 1, None if ways.resting else 0.0), drafted=True)
     assert rested < 40 * 15 * 0.1 and 3 < ways.gain < 5
+    ways.turn_to(1, 1, wanted=False)
+    assert ways.resting and not caplog.records, "nobody's drafts rest by that"
