@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drafter.config import DrafterConfig
+from outrider.errors import StartupError
 from outrider.options.option import build
 from outrider.options.telemetry import Logging, named_in
 from outrider.telemetry.logs import log_to_stderr, take_over
@@ -44,6 +45,8 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
         added["token"] = os.environ.get(TOKEN)
     if given.get("router") is None and given.get("join") is None:
         added["store"] = given["store"] or os.environ.get(STORE)
+        if "router" in given and not added["store"]:  # a worker's
+            raise StartupError("say with --router or with --store where to register: one of them, not both")
     if "threads" in given:
         added["threads"] = _claim_threads(given["threads"], given["tensor_parallel_size"])
         if "OMP_WAIT_POLICY" not in os.environ:

@@ -28,6 +28,7 @@ HEAD_SECONDS = 10.0  # in which the head of a request must have come, from its f
 HEAD_BYTES = 64 * 1024
 MOST_HEADERS = 256  # of a request: each takes 40 times its bytes, if it is short
 TOO_LARGE = "431 Request Header Fields Too Large"
+ENCODED = "501 Not Implemented"  # the status of RFC 9112, 6.1
 URL_BYTES = 8 * 1024  # a query of 60 KB takes the event loop 20 ms, and needs no key
 FREE_PIECES, LEAST_PIECE = 2048, 64  # of a body: more pieces than these have so many bytes each, on average
 # Of a request, what is none of its body: its head, what comes with chunks and behind them; at least a read.
@@ -239,8 +240,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._headers += 1
         if self._headers > MOST_HEADERS:
             self._refuse(TOO_LARGE, f"a request has at most {MOST_HEADERS} headers")
-        if self._in_head:  # what follows a body is not asked for by anybody
-            super().on_header(name, value)
+        if not self._in_head:  # what follows a body is not asked for by anybody
+            return
+        if name.lower() == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            self._refuse(ENCODED, "a body comes as it is or chunked, and in no other transfer encoding")
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -208,6 +208,22 @@ async def test_a_long_address_is_refused_before_it_is_taken_apart(serve: Serve) 
     writer.close()
 
 
+async def test_a_body_in_another_transfer_encoding_is_refused(serve: Serve) -> None:
+    """Its bytes would be read as they are."""
+    service = await serve()
+    chunked = b'e\r\n{"prompt":"a"}\r\n0\r\n\r\n'
+    service.runner.go_on.set()
+    for said, status in (
+        (b"transfer-encoding: gzip, chunked", b"501"),
+        (b"transfer-encoding: gzip\r\ntransfer-encoding: chunked", b"501"),
+        (b"Transfer-Encoding:  Chunked ", b"200"),
+    ):
+        reader, writer = await service.open()
+        writer.write(POST.replace(b"content-length: 14", said) + chunked)
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 " + status)
+        writer.close()
+
+
 async def test_one_that_is_answered_has_no_time_limit_and_keeps_its_place(serve: Serve) -> None:
     service = await serve()
     reader, writer = await service.open()
