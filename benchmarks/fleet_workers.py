@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.keep import ROOT
+from outrider.net.commands import one_by_one
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
 from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
 from outrider.store.redis import RedisStore
@@ -74,7 +75,7 @@ class FakeWorker:
         opened = asyncio.Event()
 
         async def obey() -> None:
-            async for message in commands:
+            async for message in one_by_one(commands):
                 match message.command:
                     case OpenSession() as asked:
                         log = len(asked.params.prompt) + len(asked.output)

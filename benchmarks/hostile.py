@@ -33,7 +33,8 @@ from benchmarks.keep import ROOT, Target, Write, keep
 from demo.heldout import heldout_prompts
 from outrider.errors import StartupError
 from outrider.net.conversation import converse
-from outrider.net.rpc import Outbox, channel
+from outrider.net.outbox import Outbox
+from outrider.net.rpc import channel
 from outrider.options.engine import EngineOptions
 from outrider.options.sessions import SessionOptions
 from outrider.sampling.params import SamplingParams

@@ -25,9 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.hostile_kinds import KINDS, Kind, Text, drafts
 from drafter.suffix import suffix_source
+from outrider.net.commands import one_by_one
 from outrider.net.conversation import Conversation, converse
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import Outbox, add_methods, bind, channel, new_server
+from outrider.net.outbox import Outbox
+from outrider.net.rpc import add_methods, bind, channel, new_server
 from outrider.wire.description import WorkerRecord
 from outrider.wire.drafter_sessions import CloseDraft, DrafterCommand, DrafterEvents, OpenDraft
 from outrider.wire.hello import Identity, Role, read_hello
@@ -136,7 +138,7 @@ class Hostile:
             obeying.cancel()
 
     async def _obey(self, commands: AsyncIterator[DrafterCommand]) -> None:
-        async for command in commands:
+        async for command in one_by_one(commands):
             match command.command:
                 case OpenDraft() as asked:
                     self._open(asked)

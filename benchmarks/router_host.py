@@ -28,7 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.keep import ROOT, Write, keep
 from outrider.engine.tokenizer import load_tokenizer
-from outrider.net.rpc import Outbox, add_methods, bind, channel, new_server
+from outrider.net.commands import one_by_one
+from outrider.net.outbox import Outbox
+from outrider.net.rpc import add_methods, bind, channel, new_server
 from outrider.v1 import generation_pb2, generation_pb2_grpc
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo, WorkerRecord
 from outrider.wire.hello import Identity, Role
@@ -76,7 +78,7 @@ class ScriptedVerifier:
         self, messages: AsyncIterator[VerifierCommand], context: Any
     ) -> AsyncIterator[VerifierEvents]:
         async def read() -> None:
-            async for message in messages:
+            async for message in one_by_one(messages):
                 match message.command:
                     case OpenSession() as asked:
                         self._lengths[asked.session_id] = len(asked.params.prompt)

@@ -18,6 +18,7 @@ from drafter.link import VerifierLink
 from drafter.proposer import Proposer, Source
 from drafter.session import DraftSession, DraftSpec
 from outrider.errors import OutriderError, StepHung
+from outrider.net.commands import one_by_one
 from outrider.net.diagnosis import why_unreachable
 from outrider.net.heartbeat import HEARTBEAT_SECONDS, IDLE_HEARTBEATS
 from outrider.net.rpc import WORKER_PING_SECONDS, add_methods, bind, new_server
@@ -222,7 +223,7 @@ class DrafterService:
 
     async def _obey(self, peer: RouterPeer, commands: AsyncIterator[DrafterCommand]) -> None:
         try:
-            async for command in commands:
+            async for command in one_by_one(commands):
                 match command.command:
                     case OpenDraft() as asked:
                         self._open(peer, asked)

@@ -104,7 +104,9 @@ class Router:
             tracer=self.tracer,
             record=self.record,
         )
-        self.intake = Intake(self.sessions, _draw_below(seed), self.threads, share_prefixes, formats)
+        self.intake = Intake(
+            self.sessions, _draw_below(seed), self.threads, share_prefixes=share_prefixes, formats=formats
+        )
         self.app: FastAPI = create_app(self.intake, self.metrics)
         self.live = Live(
             lambda: service(self.fleet, self.sessions.open),

@@ -15,8 +15,9 @@ import grpc.aio
 
 from outrider.errors import InvalidRequest, OutriderError, PeerRefused, TooLarge, Unavailable
 from outrider.net.allowance import Allowance
+from outrider.net.commands import together
 from outrider.net.heartbeat import IDLE_SILENCE_SECONDS, SILENCE_SECONDS, Stillness
-from outrider.net.rpc import Outbox
+from outrider.net.outbox import Outbox
 from outrider.wire.drafter_sessions import (
     CloseDraft,
     DraftEndCause,
@@ -95,12 +96,11 @@ class Worker(Generic[Listener]):
         # Why it does not fit, or None once it is known to fit.
         self.verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._outbox: Outbox[Any] = Outbox(MAX_UNSENT_COMMANDS)
-        self._call, self._events = conversation(connection, method, aiter(self._outbox), allowance)
+        self._call, self._events = conversation(connection, method, together(self._outbox), allowance)
         self._silence = Stillness()
         self._given_up = ""  # why its stream was ended here
         self.on_busy: Callable[[], object] = lambda: None  # called when it gets a session and had none
-        self._opening = 0  # number of the last one
-        self.unreported = 0  # sessions opened since its last report
+        self._opening = self.unreported = 0  # number of the last one; sessions opened since its last report
         self.numerics = registration.info.model.numerics
         self._listeners: dict[SessionId, tuple[int, Listener]] = {}  # by session, with its opening's number
 

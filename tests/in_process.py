@@ -26,6 +26,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.kv_blocks import BlockPool
 from outrider.engine.loading import load_engine, load_tokenizer
 from outrider.grammar import Grammars
+from outrider.net.commands import one_by_one
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
 from outrider.net.rpc import bind, channel, new_server
 from outrider.options.engine import EngineOptions, StepLimits
@@ -344,7 +345,7 @@ class GarbageDrafter(drafter_pb2_grpc.DrafterServicer):
 
     async def Sessions(self, request_iterator: Any, context: Any) -> Any:
         tasks = []
-        commands = aiter(request_iterator)
+        commands = one_by_one(request_iterator)
         coming = asyncio.ensure_future(anext(commands, None))
         try:
             while True:

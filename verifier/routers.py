@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import NamedTuple
 
 from outrider.errors import Cancelled, InvalidRequest, OutriderError, Superseded, Unavailable
+from outrider.net.commands import one_by_one
 from outrider.wire.codec import session_id_from_wire
 from outrider.wire.hello import Identity, Role, read_hello
 from outrider.wire.session import SESSION_ID_BYTES
@@ -96,7 +97,7 @@ class Routers:
 
     async def _obey(self, peer: RouterPeer, commands: AsyncIterator[VerifierCommand]) -> None:
         try:
-            async for command in commands:
+            async for command in one_by_one(commands):
                 match command.command:
                     case OpenSession() as asked:
                         self._open(peer, asked)

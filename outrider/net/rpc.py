@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import logging
@@ -15,7 +14,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -365,36 +364,3 @@ def _guarded(
             return raw
 
     return guarded_call
-
-
-T = TypeVar("T")
-
-
-class Outbox(Generic[T]):
-    """Messages that wait to be written to one stream: put from anywhere on the loop, iterated by the stream.
-
-    Bounded, so that a peer that does not read cannot fill the memory; the caller decides what a full one
-    means (a draft is dropped, a stream of commits is ended).
-    """
-
-    def __init__(self, limit: int = 4096) -> None:
-        self._queue: asyncio.Queue[T | None] = asyncio.Queue()
-        self._limit = limit
-        self._closed = False
-
-    def put(self, message: T) -> bool:
-        """Takes a message. Returns False if the outbox is full or closed."""
-        if self._closed or self._queue.qsize() >= self._limit:
-            return False
-        self._queue.put_nowait(message)
-        return True
-
-    def close(self) -> None:
-        """Ends the iteration once what waits has been written."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put_nowait(None)
-
-    async def __aiter__(self) -> AsyncIterator[T]:
-        while (message := await self._queue.get()) is not None:
-            yield message

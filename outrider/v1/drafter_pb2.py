@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/drafter.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xe9\x01\n\x0e\x44rafterCommand\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.OpenDraftH\x00\x12(\n\x06window\x18\x03 \x01(\x0b\x32\x16.outrider.v1.SetWindowH\x00\x12(\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x17.outrider.v1.CloseDraftH\x00\x12+\n\x05reach\x18\x05 \x01(\x0b\x32\x1a.outrider.v1.ReachVerifierH\x00\x42\t\n\x07\x63ommand\")\n\rReachVerifier\x12\x18\n\x10verifier_address\x18\x01 \x01(\t\"\xfd\x01\n\tOpenDraft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12*\n\x06params\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionParams\x12\x0e\n\x06output\x18\x03 \x03(\r\x12\x18\n\x10verifier_address\x18\x04 \x01(\t\x12\x11\n\tdraft_key\x18\x05 \x01(\x0c\x12\x0e\n\x06window\x18\x06 \x01(\r\x12\x19\n\x11target_vocab_size\x18\x07 \x01(\r\x12\x0e\n\x06target\x18\x1e \x01(\t\x12\x0f\n\x07opening\x18\x08 \x01(\x04\x12\x13\n\x0btraceparent\x18\x1f \x01(\t\x12\x12\n\ntracestate\x18  \x01(\t\"@\n\tSetWindow\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0e\n\x06window\x18\x02 \x01(\r\x12\x0f\n\x07opening\x18\x03 \x01(\x04\"1\n\nCloseDraft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0f\n\x07opening\x18\x02 \x01(\x04\"\xd8\x01\n\rDrafterEvents\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.outrider.v1.WorkerInfo\x12&\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x17.outrider.v1.DraftEnded\x12-\n\x07reached\x18\x05 \x01(\x0b\x32\x1c.outrider.v1.ReachedVerifier\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DrafterLoad\"\"\n\x0fReachedVerifier\x12\x0f\n\x07trouble\x18\x01 \x01(\t\"l\n\nDraftEnded\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07opening\x18\x03 \x01(\x04\x12)\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32\x1a.outrider.v1.DraftEndCause\"\x94\x02\n\x0b\x44rafterLoad\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x15\n\rtoken_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x01\x12\x10\n\x08kv_usage\x18\x04 \x01(\x01\x12\x1a\n\x12round_trip_seconds\x18\x05 \x01(\x01\x12=\n\x0bround_trips\x18\x06 \x03(\x0b\x32(.outrider.v1.DrafterLoad.RoundTripsEntry\x12\x12\n\nrejections\x18\x07 \x01(\x04\x12\x1a\n\x12rejections_covered\x18\x08 \x01(\x04\x1a\x31\n\x0fRoundTripsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*\xc0\x01\n\rDraftEndCause\x12\x1f\n\x1b\x44RAFT_END_CAUSE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44RAFT_END_CAUSE_UNFIT\x10\x01\x12\x1d\n\x19\x44RAFT_END_CAUSE_UNREACHED\x10\x02\x12\x1b\n\x17\x44RAFT_END_CAUSE_CUT_OFF\x10\x03\x12\x1b\n\x17\x44RAFT_END_CAUSE_REVOKED\x10\x04\x12\x1a\n\x16\x44RAFT_END_CAUSE_FAILED\x10\x05\x32\xdd\x01\n\x07\x44rafter\x12G\n\x08Sessions\x12\x1b.outrider.v1.DrafterCommand\x1a\x1a.outrider.v1.DrafterEvents(\x01\x30\x01\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12H\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x16.outrider.v1.Tokenizerb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19outrider/v1/drafter.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x97\x02\n\x0e\x44rafterCommand\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.HelloH\x00\x12&\n\x04open\x18\x02 \x01(\x0b\x32\x16.outrider.v1.OpenDraftH\x00\x12(\n\x06window\x18\x03 \x01(\x0b\x32\x16.outrider.v1.SetWindowH\x00\x12(\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x17.outrider.v1.CloseDraftH\x00\x12+\n\x05reach\x18\x05 \x01(\x0b\x32\x1a.outrider.v1.ReachVerifierH\x00\x12,\n\x07\x66urther\x18\x06 \x03(\x0b\x32\x1b.outrider.v1.DrafterCommandB\t\n\x07\x63ommand\")\n\rReachVerifier\x12\x18\n\x10verifier_address\x18\x01 \x01(\t\"\xfd\x01\n\tOpenDraft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12*\n\x06params\x18\x02 \x01(\x0b\x32\x1a.outrider.v1.SessionParams\x12\x0e\n\x06output\x18\x03 \x03(\r\x12\x18\n\x10verifier_address\x18\x04 \x01(\t\x12\x11\n\tdraft_key\x18\x05 \x01(\x0c\x12\x0e\n\x06window\x18\x06 \x01(\r\x12\x19\n\x11target_vocab_size\x18\x07 \x01(\r\x12\x0e\n\x06target\x18\x1e \x01(\t\x12\x0f\n\x07opening\x18\x08 \x01(\x04\x12\x13\n\x0btraceparent\x18\x1f \x01(\t\x12\x12\n\ntracestate\x18  \x01(\t\"@\n\tSetWindow\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0e\n\x06window\x18\x02 \x01(\r\x12\x0f\n\x07opening\x18\x03 \x01(\x04\"1\n\nCloseDraft\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0f\n\x07opening\x18\x02 \x01(\x04\"\xd8\x01\n\rDrafterEvents\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12%\n\x04info\x18\x04 \x01(\x0b\x32\x17.outrider.v1.WorkerInfo\x12&\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x17.outrider.v1.DraftEnded\x12-\n\x07reached\x18\x05 \x01(\x0b\x32\x1c.outrider.v1.ReachedVerifier\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x18.outrider.v1.DrafterLoad\"\"\n\x0fReachedVerifier\x12\x0f\n\x07trouble\x18\x01 \x01(\t\"l\n\nDraftEnded\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07opening\x18\x03 \x01(\x04\x12)\n\x05\x63\x61use\x18\x04 \x01(\x0e\x32\x1a.outrider.v1.DraftEndCause\"\x94\x02\n\x0b\x44rafterLoad\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x15\n\rtoken_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04\x62usy\x18\x03 \x01(\x01\x12\x10\n\x08kv_usage\x18\x04 \x01(\x01\x12\x1a\n\x12round_trip_seconds\x18\x05 \x01(\x01\x12=\n\x0bround_trips\x18\x06 \x03(\x0b\x32(.outrider.v1.DrafterLoad.RoundTripsEntry\x12\x12\n\nrejections\x18\x07 \x01(\x04\x12\x1a\n\x12rejections_covered\x18\x08 \x01(\x04\x1a\x31\n\x0fRoundTripsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*\xc0\x01\n\rDraftEndCause\x12\x1f\n\x1b\x44RAFT_END_CAUSE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44RAFT_END_CAUSE_UNFIT\x10\x01\x12\x1d\n\x19\x44RAFT_END_CAUSE_UNREACHED\x10\x02\x12\x1b\n\x17\x44RAFT_END_CAUSE_CUT_OFF\x10\x03\x12\x1b\n\x17\x44RAFT_END_CAUSE_REVOKED\x10\x04\x12\x1a\n\x16\x44RAFT_END_CAUSE_FAILED\x10\x05\x32\xdd\x01\n\x07\x44rafter\x12G\n\x08Sessions\x12\x1b.outrider.v1.DrafterCommand\x1a\x1a.outrider.v1.DrafterEvents(\x01\x30\x01\x12?\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x17.outrider.v1.WorkerInfo\x12H\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a\x16.outrider.v1.Tokenizerb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFTERLOAD_ROUNDTRIPSENTRY']._loaded_options = None
   _globals['_DRAFTERLOAD_ROUNDTRIPSENTRY']._serialized_options = b'8\001'
-  _globals['_DRAFTENDCAUSE']._serialized_start=1365
-  _globals['_DRAFTENDCAUSE']._serialized_end=1557
+  _globals['_DRAFTENDCAUSE']._serialized_start=1411
+  _globals['_DRAFTENDCAUSE']._serialized_end=1603
   _globals['_DRAFTERCOMMAND']._serialized_start=69
-  _globals['_DRAFTERCOMMAND']._serialized_end=302
-  _globals['_REACHVERIFIER']._serialized_start=304
-  _globals['_REACHVERIFIER']._serialized_end=345
-  _globals['_OPENDRAFT']._serialized_start=348
-  _globals['_OPENDRAFT']._serialized_end=601
-  _globals['_SETWINDOW']._serialized_start=603
-  _globals['_SETWINDOW']._serialized_end=667
-  _globals['_CLOSEDRAFT']._serialized_start=669
-  _globals['_CLOSEDRAFT']._serialized_end=718
-  _globals['_DRAFTEREVENTS']._serialized_start=721
-  _globals['_DRAFTEREVENTS']._serialized_end=937
-  _globals['_REACHEDVERIFIER']._serialized_start=939
-  _globals['_REACHEDVERIFIER']._serialized_end=973
-  _globals['_DRAFTENDED']._serialized_start=975
-  _globals['_DRAFTENDED']._serialized_end=1083
-  _globals['_DRAFTERLOAD']._serialized_start=1086
-  _globals['_DRAFTERLOAD']._serialized_end=1362
-  _globals['_DRAFTERLOAD_ROUNDTRIPSENTRY']._serialized_start=1313
-  _globals['_DRAFTERLOAD_ROUNDTRIPSENTRY']._serialized_end=1362
-  _globals['_DRAFTER']._serialized_start=1560
-  _globals['_DRAFTER']._serialized_end=1781
+  _globals['_DRAFTERCOMMAND']._serialized_end=348
+  _globals['_REACHVERIFIER']._serialized_start=350
+  _globals['_REACHVERIFIER']._serialized_end=391
+  _globals['_OPENDRAFT']._serialized_start=394
+  _globals['_OPENDRAFT']._serialized_end=647
+  _globals['_SETWINDOW']._serialized_start=649
+  _globals['_SETWINDOW']._serialized_end=713
+  _globals['_CLOSEDRAFT']._serialized_start=715
+  _globals['_CLOSEDRAFT']._serialized_end=764
+  _globals['_DRAFTEREVENTS']._serialized_start=767
+  _globals['_DRAFTEREVENTS']._serialized_end=983
+  _globals['_REACHEDVERIFIER']._serialized_start=985
+  _globals['_REACHEDVERIFIER']._serialized_end=1019
+  _globals['_DRAFTENDED']._serialized_start=1021
+  _globals['_DRAFTENDED']._serialized_end=1129
+  _globals['_DRAFTERLOAD']._serialized_start=1132
+  _globals['_DRAFTERLOAD']._serialized_end=1408
+  _globals['_DRAFTERLOAD_ROUNDTRIPSENTRY']._serialized_start=1359
+  _globals['_DRAFTERLOAD_ROUNDTRIPSENTRY']._serialized_end=1408
+  _globals['_DRAFTER']._serialized_start=1606
+  _globals['_DRAFTER']._serialized_end=1827
 # @@protoc_insertion_point(module_scope)

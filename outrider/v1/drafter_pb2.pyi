@@ -24,18 +24,20 @@ DRAFT_END_CAUSE_REVOKED: DraftEndCause
 DRAFT_END_CAUSE_FAILED: DraftEndCause
 
 class DrafterCommand(_message.Message):
-    __slots__ = ("hello", "open", "window", "close", "reach")
+    __slots__ = ("hello", "open", "window", "close", "reach", "further")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     REACH_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     open: OpenDraft
     window: SetWindow
     close: CloseDraft
     reach: ReachVerifier
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., window: _Optional[_Union[SetWindow, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ..., reach: _Optional[_Union[ReachVerifier, _Mapping]] = ...) -> None: ...
+    further: _containers.RepeatedCompositeFieldContainer[DrafterCommand]
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenDraft, _Mapping]] = ..., window: _Optional[_Union[SetWindow, _Mapping]] = ..., close: _Optional[_Union[CloseDraft, _Mapping]] = ..., reach: _Optional[_Union[ReachVerifier, _Mapping]] = ..., further: _Optional[_Iterable[_Union[DrafterCommand, _Mapping]]] = ...) -> None: ...
 
 class ReachVerifier(_message.Message):
     __slots__ = ("verifier_address",)

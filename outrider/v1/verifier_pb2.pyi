@@ -18,7 +18,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 
 class VerifierCommand(_message.Message):
-    __slots__ = ("hello", "open", "speculation", "close", "cancel", "end_drafts", "give_back")
+    __slots__ = ("hello", "open", "speculation", "close", "cancel", "end_drafts", "give_back", "further")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class VerifierCommand(_message.Message):
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     END_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     GIVE_BACK_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     open: OpenSession
     speculation: SetSpeculation
@@ -33,7 +34,8 @@ class VerifierCommand(_message.Message):
     cancel: CloseSession
     end_drafts: EndDrafts
     give_back: CloseSession
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ..., end_drafts: _Optional[_Union[EndDrafts, _Mapping]] = ..., give_back: _Optional[_Union[CloseSession, _Mapping]] = ...) -> None: ...
+    further: _containers.RepeatedCompositeFieldContainer[VerifierCommand]
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., open: _Optional[_Union[OpenSession, _Mapping]] = ..., speculation: _Optional[_Union[SetSpeculation, _Mapping]] = ..., close: _Optional[_Union[CloseSession, _Mapping]] = ..., cancel: _Optional[_Union[CloseSession, _Mapping]] = ..., end_drafts: _Optional[_Union[EndDrafts, _Mapping]] = ..., give_back: _Optional[_Union[CloseSession, _Mapping]] = ..., further: _Optional[_Iterable[_Union[VerifierCommand, _Mapping]]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("session_id", "params", "output", "num_speculative_tokens", "draft_key", "opening", "traceparent", "tracestate")

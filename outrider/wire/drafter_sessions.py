@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Self
 
 from outrider.v1 import common_pb2, drafter_pb2
 from outrider.wire.codec import (
@@ -70,6 +71,16 @@ class DrafterCommand:
 
     hello: Hello | None = None
     command: OpenDraft | SetWindow | CloseDraft | ReachVerifier | None = None
+    further: tuple[DrafterCommand, ...] = ()  # that follow it, and have none themselves
+
+    def then(self, further: Sequence[Self]) -> Self:
+        return replace(self, further=tuple(further))
+
+    @property
+    def bulk(self) -> int:
+        """Returns about how many bytes it has."""
+        asked = self.command
+        return asked.params.bulk + 4 * len(asked.output) if isinstance(asked, OpenDraft) else 0
 
 
 class DraftEndCause(IntEnum):
@@ -107,6 +118,17 @@ class DrafterEvents:
     load: DrafterLoad | None = None
     info: WorkerInfo | None = None
     reached: str | None = None
+
+
+def _commands_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
+    message = _command_to_wire(said)
+    message.further.extend(map(_command_to_wire, said.further))
+    return message
+
+
+def _commands_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
+    command = _command_from_wire(message)
+    return command.then(list(map(_command_from_wire, message.further))) if message.further else command
 
 
 def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
@@ -207,5 +229,5 @@ def _info_from_wire(message: common_pb2.WorkerInfo) -> WorkerInfo:
     return info
 
 
-COMMANDS = Codec(drafter_pb2.DrafterCommand, _command_to_wire, _command_from_wire, MAX_BYTES)
+COMMANDS = Codec(drafter_pb2.DrafterCommand, _commands_to_wire, _commands_from_wire, MAX_BYTES)
 EVENTS = Codec(drafter_pb2.DrafterEvents, _events_to_wire, _events_from_wire, MAX_EVENTS_BYTES)

@@ -12,7 +12,7 @@ from outrider.errors import PeerRefused
 from outrider.v1 import common_pb2
 
 HELLO_SECONDS = 5.0  # in which a stream's first message must come
-PROTOCOL_VERSION = 4  # of the messages in proto/: both ends of a stream have the same
+PROTOCOL_VERSION = 5  # of the messages in proto/: both ends of a stream have the same
 
 
 class Role(IntEnum):

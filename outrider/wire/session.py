@@ -66,6 +66,11 @@ class SessionParams:
             object.__setattr__(self, "prediction", array("I", self.prediction))
 
     @property
+    def bulk(self) -> int:
+        """Returns about how many bytes it has on its way to a worker."""
+        return 4 * (len(self.prompt) + len(self.prediction)) + len(self.grammar)
+
+    @property
     def most_tokens(self) -> int:
         """The most tokens that prompt and output can come to together."""
         return len(self.prompt) + self.max_tokens

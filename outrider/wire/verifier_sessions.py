@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 from outrider.errors import OutriderError, TooLarge, from_grpc_code
 from outrider.v1 import verifier_pb2
@@ -107,6 +107,16 @@ class VerifierCommand:
 
     hello: Hello | None = None
     command: Command | None = None
+    further: tuple[VerifierCommand, ...] = ()  # that follow it, and have none themselves
+
+    def then(self, further: Sequence[Self]) -> Self:
+        return replace(self, further=tuple(further))
+
+    @property
+    def bulk(self) -> int:
+        """Returns about how many bytes it has."""
+        asked = self.command
+        return asked.params.bulk + 4 * len(asked.output) if isinstance(asked, OpenSession) else 0
 
 
 class Committed(NamedTuple):
@@ -184,6 +194,17 @@ class VerifierEvents:
     load: VerifierLoad | None = None
     cut_off: list[DrafterCutOff] = field(default_factory=list)
     dropped: Mapping[str, int] = field(default_factory=dict)  # of what drafters sent, since start, by reason
+
+
+def _commands_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
+    message = _command_to_wire(said)
+    message.further.extend(map(_command_to_wire, said.further))
+    return message
+
+
+def _commands_from_wire(message: verifier_pb2.VerifierCommand) -> VerifierCommand:
+    command = _command_from_wire(message)
+    return command.then(list(map(_command_from_wire, message.further))) if message.further else command
 
 
 def _command_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
@@ -353,5 +374,5 @@ def _events_from_wire(message: verifier_pb2.VerifierEvents) -> VerifierEvents:
     )
 
 
-COMMANDS = Codec(verifier_pb2.VerifierCommand, _command_to_wire, _command_from_wire, MAX_BYTES)
+COMMANDS = Codec(verifier_pb2.VerifierCommand, _commands_to_wire, _commands_from_wire, MAX_BYTES)
 EVENTS = Codec(verifier_pb2.VerifierEvents, _events_to_wire, _events_from_wire, MAX_BYTES)

@@ -24,7 +24,7 @@ from router.api.output import Chunk, Result
 from router.api.record import Record, recalled, sessions_of
 from router.api.request_id import GrpcRequestIds
 from router.api.stream import Items, internal_error
-from router.api.threads import TINY_BYTES, Retelling, beside
+from router.api.threads import SMALL_BYTES, TINY_BYTES, Retelling, beside
 from router.api.validation import Generation
 from router.metrics import Metrics
 from router.requests import Events, GenerationRequest, Resumption, SessionBegun
@@ -95,6 +95,8 @@ class GenerationServicer:
 
     async def _begun(self, request: Any, limits: TimeLimits) -> tuple[Generation, Items]:
         size = generation_wire.size(request)
+        if size <= SMALL_BYTES:  # larger ones have few places where they are read
+            await self._intake.line.turn(owner())
         if size <= TINY_BYTES:
             body = generation_wire.body(request)
         else:

@@ -148,6 +148,7 @@ def create_app(
     async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
         asks_for(shape)
+        await intake.line.turn(owner())
         (asked, body), size = await made_of(request, lambda raw: _asked(kind, raw))
         limits = time_limits(request.headers, body.stream, asked_at)
         if last := request.headers.get("last-event-id"):

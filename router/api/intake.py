@@ -9,6 +9,7 @@ from outrider.wire.session import new_session_id
 from router.api.access import count_sessions, owner
 from router.api.cache_salt import cache_salt, tenant
 from router.api.deadline import TimeLimits
+from router.api.line import Line
 from router.api.reading import AS_THE_TEMPLATE_SAYS, Formats
 from router.api.record import named
 from router.api.threads import Threads
@@ -30,6 +31,7 @@ class Intake:
     runner: SessionRunner
     draw_below: DrawBelow  # draws seeds (`secrets.randbelow`)
     threads: Threads = field(default_factory=Threads)  # those that read requests
+    line: Line = field(default_factory=Line)  # in which they wait before they are read
     share_prefixes: bool = False  # among all keys
     formats: Formats = AS_THE_TEMPLATE_SAYS
 

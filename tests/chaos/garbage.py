@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc.aio
 
+from outrider.net.commands import one_by_one
 from outrider.net.rpc import bind, channel, new_server
 from outrider.v1 import common_pb2, drafter_pb2, drafter_pb2_grpc, verifier_pb2
 from outrider.wire.codec import worker_info_from_wire
@@ -49,7 +50,7 @@ class Rogue(drafter_pb2_grpc.DrafterServicer):
     async def Sessions(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
         tasks = []
         try:
-            async for command in request_iterator:
+            async for command in one_by_one(request_iterator):
                 match command.WhichOneof("command"):
                     case "hello":
                         yield drafter_pb2.DrafterEvents(hello=hello_to_wire(self._own.identity.hello()))

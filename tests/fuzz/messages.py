@@ -51,6 +51,8 @@ def _field(field: FieldDescriptor, values: Values, depth: int) -> st.SearchStrat
     if entry is not None and entry.GetOptions().map_entry:
         key, value = (_scalar(entry.fields_by_name[name], values, depth) for name in ("key", "value"))
         return st.dictionaries(key, value, max_size=MOST_ITEMS)
+    if field.is_repeated and field.type == _F.TYPE_MESSAGE and not depth:
+        return st.just([])
     one = _scalar(field, values, depth)
     return st.lists(one, max_size=MOST_ITEMS) if field.is_repeated else one
 

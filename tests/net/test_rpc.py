@@ -12,7 +12,8 @@ import pytest
 
 from outrider.errors import Overloaded, PeerRefused, StartupError
 from outrider.net import rpc, taking
-from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox, add_methods, bind, channel, new_server
+from outrider.net.outbox import Outbox
+from outrider.net.rpc import MAX_MESSAGE_BYTES, add_methods, bind, channel, new_server
 from outrider.v1 import common_pb2, registry_pb2, verifier_pb2, verifier_pb2_grpc
 from outrider.wire.hello import Identity, Role, check_hello, hello_from_wire, hello_to_wire
 from outrider.wire.methods import GET_INFO
@@ -25,7 +26,7 @@ DRAFTER = Identity(Role.DRAFTER, "d", 8, "suffix", "")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"protocol_version": 2}, "protocol version 2, this side 4"),
+        ({"protocol_version": 2}, "protocol version 2, this side 5"),
         ({"role": "ROLE_DRAFTER"}, "expected a verifier here; the peer's role is ROLE_DRAFTER"),
         ({"role": 77}, "the peer's role is unknown"),
         ({"worker_id": ""}, "worker_id is empty"),

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 from outrider.errors import OutriderError, Unavailable
-from outrider.net.rpc import Outbox
+from outrider.net.outbox import Outbox
 from outrider.store.logs import Append, Claim, Lead, Taken
 from outrider.store.memory_logs import MemorySessionLogs
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo

@@ -12,8 +12,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from outrider.net.commands import one_by_one
 from outrider.net.heartbeat import HEARTBEAT_SECONDS
-from outrider.net.rpc import Outbox, bind, new_server
+from outrider.net.outbox import Outbox
+from outrider.net.rpc import bind, new_server
 from outrider.store.memory import MemoryStore
 from outrider.v1 import (
     drafter_pb2,
@@ -127,7 +129,7 @@ class Worker:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuses)
 
         async def record() -> None:
-            async for command in request_iterator:
+            async for command in one_by_one(request_iterator):
                 if command.WhichOneof("command") == "open":
                     self.openings[command.open.session_id] = command.open.opening
                 if command.WhichOneof("command") == "reach":

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import socket
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,13 +16,13 @@ import uvicorn
 
 from router.api.http import create_app
 from router.api.intake import Intake
+from router.api.line import Line
 from router.connections import (
     BESIDE_BYTES,
     FREE_PIECES,
     HEAD_BYTES,
     LEAST_PIECE,
     MOST_HEADERS,
-    SILENT_SECONDS,
     URL_BYTES,
     Connections,
     LimitedProtocol,
@@ -34,57 +33,6 @@ from tests.router.api.scripted import ScriptedRunner, byte_level, served, steps,
 GET = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 14\r\n\r\n"
 CHUNKED = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-@dataclass(eq=False)
-class Peer:
-    """A connection of nobody."""
-
-    idle: bool = True
-    dropped: bool = field(default=False)
-
-    def waits(self) -> bool:
-        return self.idle
-
-    def drop(self) -> None:
-        self.dropped = True
-
-
-def test_who_opens_many_connections_loses_its_own() -> None:
-    connections = Connections(most=4)
-    many = [Peer(idle=False), Peer(), Peer()]
-    for peer in many:
-        connections.add("a", peer)
-    others = [Peer(), Peer()]
-    for peer in others:
-        connections.add("b", peer)
-    assert [peer.dropped for peer in (*many, *others)] == [False, True, False, False, False]
-    connections.add("b", Peer())  # before the first is closed
-    assert [peer.dropped for peer in (*many, *others)] == [False, True, False, True, False]
-    connections.remove("a", many[1])  # which is known to have gone
-    connections.remove("b", others[1])
-    connections.add("b", another := Peer())
-    assert not another.dropped
-
-
-def test_if_all_are_busy_the_new_one_gives_way() -> None:
-    connections = Connections(most=2)
-    busy, new = [Peer(idle=False), Peer(idle=False)], Peer(idle=False)
-    for peer in (*busy, new):
-        connections.add("a", peer)
-    assert [peer.dropped for peer in (*busy, new)] == [False, False, True]
-
-
-def test_a_flood_is_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    connections = Connections(most=0, clock=lambda: now)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(1000):
-            connections.add("a", Peer())
-        assert len(caplog.records) == 1
-        now = SILENT_SECONDS
-        connections.add("a", Peer())
-    assert "1000 that waited" in caplog.records[1].getMessage()
 
 
 @dataclass
@@ -118,9 +66,11 @@ Serve = Callable[..., Awaitable[Served]]
 async def serve() -> AsyncIterator[Serve]:
     running = []
 
-    async def start(head_seconds: float = 600.0, untaken_seconds: float = 600.0) -> Served:
+    async def start(
+        head_seconds: float = 600.0, untaken_seconds: float = 600.0, line: Line | None = None
+    ) -> Served:
         runner = ScriptedRunner(served(byte_level()), lambda request: [None, *steps([5, 6, 7])])
-        app = create_app(Intake(runner, lambda below: 0), Metrics())
+        app = create_app(Intake(runner, lambda below: 0, line=line or Line()), Metrics())
         listener = socket.create_server(("127.0.0.1", 0))
         noted = Noted()
         protocol: Any = partial(LimitedProtocol, noted, head_seconds, untaken_seconds)
@@ -235,6 +185,44 @@ async def test_one_that_is_answered_has_no_time_limit_and_keeps_its_place(serve:
     assert not service.had[0].waits() and service.had[0]._late is None
     service.runner.go_on.set()
     assert b"200 OK" in await reader.readuntil(b"}")
+    writer.close()
+
+
+class HeldLine(Line):
+    """One in which nobody has a turn before `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.come = 0
+        self.go_on = asyncio.Event()
+
+    async def turn(self, owner: str) -> None:
+        self.come += 1
+        await self.go_on.wait()
+        await super().turn(owner)
+
+
+async def test_a_request_whose_client_has_left_before_its_turn_is_not_begun(serve: Serve) -> None:
+    line = HeldLine()
+    service = await serve(line=line)
+    service.runner.go_on.set()
+    for leaves in (True, False, True):
+        reader, writer = await service.open()
+        writer.write(POST + b'{"prompt":"a"}')
+        before = line.come
+        await until(lambda before=before: line.come > before)
+        if leaves:
+            writer.close()
+            await until(lambda: service.had[-1].cycle.disconnected)
+        else:
+            stays = reader, writer
+    line.go_on.set()
+    assert b"200 OK" in await stays[0].readuntil(b"}}")
+    stays[1].close()
+    reader, writer = await service.open()
+    writer.write(POST + b'{"prompt":"a"}')
+    assert b"200 OK" in await reader.readuntil(b"}}"), "the line goes on"
+    assert len(service.runner.requests) == 2
     writer.close()
 
 

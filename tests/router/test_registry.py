@@ -71,7 +71,7 @@ async def test_another_protocol_version_is_refused(rig: Any) -> None:
         stub = registry_pb2_grpc.RegistryStub(connection)
         code, sentence = await refusal(stub.Beat(message))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert "protocol version 2, this side 4" in sentence
+        assert "protocol version 2, this side 5" in sentence
 
 
 @pytest.mark.parametrize("role", ["ROLE_ROUTER", "ROLE_UNSPECIFIED"])

@@ -7,7 +7,7 @@ import pytest
 
 from outrider.errors import InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
 from outrider.net.draft_right import right
-from outrider.net.rpc import Outbox
+from outrider.net.outbox import Outbox
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.codec import sampling_from_wire
 from outrider.wire.session import FinishReason

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import Unavailable
+from outrider.net.commands import together
 from outrider.net.heartbeat import SILENCE_SECONDS
 from outrider.v1 import drafter_pb2, verifier_pb2
 from outrider.wire.hello import Role
@@ -79,6 +80,25 @@ async def test_a_worker_that_lets_commands_pile_up_is_given_up_and_taken_in_agai
     await worker.stream_over.wait()
     rig.fleet._cancelled.clear()
     await rig.until(lambda: rig.fleet.verifiers.get("v") not in (None, held))
+
+
+async def test_what_many_sessions_are_told_in_a_turn_of_the_loop_is_few_messages(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One a turn had what a busy router says wait for seconds, and the worker given up for it."""
+    messages = list[int]()
+
+    async def counted(commands: Any) -> Any:
+        async for command in commands:
+            messages.append(1 + len(command.further))
+            yield command
+
+    monkeypatch.setattr("router.workers.together", lambda outbox: counted(together(outbox)))
+    worker = await rig.verifier("v")
+    for number in range(200):
+        await rig.sessions.cancel(bytes([number]) * 16)
+    assert [(await worker.next_command("cancel")).session_id[0] for _ in range(200)] == list(range(200))
+    assert sum(messages) == 201 and len(messages) < 20, "its hello, too"
 
 
 class Relay:

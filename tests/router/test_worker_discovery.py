@@ -9,7 +9,8 @@ import pytest
 
 from outrider.errors import PeerRefused
 from outrider.net.backoff import Backoff
-from outrider.net.rpc import MAX_MESSAGE_BYTES, Outbox
+from outrider.net.outbox import Outbox
+from outrider.net.rpc import MAX_MESSAGE_BYTES
 from outrider.store.memory import MemoryStore
 from outrider.store.store import TTL_SECONDS
 from outrider.v1 import verifier_pb2

@@ -71,7 +71,7 @@ def test_other_bytes_are_refused(raw: bytes) -> None:
 def test_a_log_of_another_version_is_refused_by_a_sentence() -> None:
     message = session_pb2.SessionLog.FromString(request_record(REQUEST))
     message.request.protocol_version = 2
-    with pytest.raises(InvalidRequest, match="protocol version 2, this side reads 4: send the request again"):
+    with pytest.raises(InvalidRequest, match="protocol version 2, this side reads 5: send the request again"):
         log_from_bytes(message.SerializeToString())
 
 

@@ -74,6 +74,16 @@ SAID = [
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=CloseSession(ID, 2))),
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=CancelSession(ID))),
     (VERIFIER_SESSIONS.asked, VerifierCommand(command=GiveBack(ID, 2))),
+    (
+        VERIFIER_SESSIONS.asked,
+        VerifierCommand(
+            command=CloseSession(ID, 2),
+            further=(
+                VerifierCommand(command=SetSpeculation(ID, 3, 4)),
+                VerifierCommand(command=GiveBack(ID, 2)),
+            ),
+        ),
+    ),
     (VERIFIER_SESSIONS.answered, VerifierEvents(HELLO, load=VerifierLoad(1, 2, 0.5))),
     (
         VERIFIER_SESSIONS.answered,
@@ -98,6 +108,10 @@ SAID = [
     ),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=SetWindow(ID, 2, 3))),
     (DRAFTER_SESSIONS.asked, DrafterCommand(command=CloseDraft(ID, 2))),
+    (
+        DRAFTER_SESSIONS.asked,
+        DrafterCommand(command=CloseDraft(ID, 2), further=(DrafterCommand(command=SetWindow(ID, 2, 3)),)),
+    ),
     (GET_INFO[Role.DRAFTER].answered, INFO),
     (GET_TOKENIZER[Role.DRAFTER].answered, TokenizerFiles("h", "{}", "", {"a": "b"})),
     (BEAT.asked, WorkerRecord(INFO, "h:1", DrafterLoad(1, round_trips={"v": 0.5}))),
