@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from benchmarks.gpu_timing import Device
+from benchmarks.gpu_timing import Budget, Device
 from benchmarks.soak import churn, resident_bytes
 from demo.heldout import heldout_prompts
 from demo.training.grow import choose_shape, grow, parse_count
@@ -75,6 +75,7 @@ class Serving:
     served: Served
     device: Device
     churn_seconds: float
+    budget: Budget
     tell: Callable[[str], None]
     texts: dict[tuple[float, int], str] = field(default_factory=dict)  # by temperature and prompt
     rates: dict[tuple[float, int], float] = field(default_factory=dict)  # by temperature and streams
@@ -88,7 +89,7 @@ class Serving:
         running = service(way.models, Cores(pinned=False), sessions, way.workers, drafting=way.drafting)
         async with running as one:
             found: dict[str, Any] = {"cells": [cell async for cell in self._cells(name, one)]}
-            if name == DRAFTS and self.churn_seconds:
+            if name == DRAFTS and self.churn_seconds and self._may_churn():
                 self.tell("streams that come, break off and go")
                 found["churn"] = await self._churn(one)
         return found
@@ -118,6 +119,9 @@ class Serving:
                     "cpu_shares": figures.cpu_shares,
                     "texts_as_plain": sum(same) / len(same),
                 }
+
+    def _may_churn(self) -> bool:
+        return self.budget.seconds_left >= self.churn_seconds or self.budget.allows("churn", 0.0)
 
     def _requests(self, prompts: Sequence[str], temperature: float, tokens: int) -> list[Request]:
         return [Request(prompt, tokens, temperature, number) for number, prompt in enumerate(prompts)]
@@ -177,15 +181,27 @@ def serve(
     served: Served,
     device: Device,
     churn_seconds: float,
+    budget: Budget,
     tell: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
     """Yields what is known so far, after each way."""
-    serving = Serving(served, device, churn_seconds, tell)
+    serving = Serving(served, device, churn_seconds, budget, tell)
     found: dict[str, Any] = {"parameters": served.parameters, "max_tokens": served.max_tokens, "ways": {}}
     with tempfile.TemporaryDirectory() as folder:
         tell(f"growing the target to {served.parameters} parameters")
         grown(source, Path(folder), served.parameters, device)
         device.forget()
         for name, way in ways(names, folder, str(draft), served, device):
+            if name != PLAIN and not budget.allows(name):
+                continue
             found["ways"][name] = asyncio.run(serving.measure(name, way))
             yield found
+
+
+def named(option: str, text: str, known: Mapping[str, str]) -> list[str]:
+    """Returns the names in the text, with commas between. Raises SystemExit if one is unknown."""
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"{option} {name} is not one of {', '.join(known)}")
+    return names

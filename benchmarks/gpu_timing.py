@@ -7,7 +7,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +24,26 @@ from outrider.engine.replayed import Replayed
 from outrider.sampling.sampler import Row
 
 CACHE_BYTES = 2**28  # of keys and values among which a kernel's runs take turns, so that no cache holds them
+
+
+@dataclass
+class Budget:
+    """The time that a run may take, and what was left out for it."""
+
+    minutes: float
+    began: float = field(default_factory=time.monotonic)
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def seconds_left(self) -> float:
+        return 60 * self.minutes - (time.monotonic() - self.began)
+
+    def allows(self, what: str, share: float = 1.0) -> bool:
+        """Returns whether something may begin, of what may take this share of the time."""
+        allowed = self.seconds_left > 60 * self.minutes * (1 - share)
+        if not allowed:
+            self.left_out.append(what)
+        return allowed
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,11 @@ def student(freedom: int) -> float:
     )
 
 
+def least_seconds() -> float:
+    """Returns how long a soak must be for a slope."""
+    return 4 * LEAST_POINTS * SAMPLE_SECONDS
+
+
 def slope(seconds: list[float], values: list[float]) -> Json:
     """Returns the slope over the second half in MiB an hour, and True if that is flat."""
     half = len(seconds) // 2

@@ -84,6 +84,17 @@ class PoolArgs(Settings):
             raise ValueError(f"max_replicas must be at least min_replicas, which is {self.min_replicas}")
         return self
 
+    @model_validator(mode="after")
+    def _shares(self) -> Self:
+        told = dict(self)
+        shared = told["device"] == "cuda" and self.gpus is not None and self.gpus % 1
+        if shared and told["kv_memory"] is None:
+            raise ValueError(
+                f"gpus of {self.gpus:g} lets others share the GPU: say with kv_memory how much of what is "
+                "free keys and values take, such as 70% for a target and 10% for a draft"
+            )
+        return self
+
     @property
     def engine(self) -> EngineOptions:
         return build(EngineOptions, dict(self))

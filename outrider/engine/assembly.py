@@ -24,6 +24,7 @@ from outrider.engine.plain_pass import runs_plainly
 from outrider.engine.process_memory import give_back_freed_memory, keep_freed_memory, use_huge_pages
 from outrider.engine.rank_group import RankGroup
 from outrider.engine.ranks import Ranks
+from outrider.engine.recording_check import check_recorded
 from outrider.engine.replayed import recorded
 from outrider.engine.runner import CallByCall
 from outrider.engine.self_check import (
@@ -102,6 +103,8 @@ def build_engine(
             lambda share: tell("recording steps", 0.9 + 0.1 * share),
             vocabulary=vocabulary,
         )
+        if engine.runner is not calls:
+            check_recorded(engine, calls, expected)
     if linears.keeps_bits and attention.fills_shapes:
         tell("comparing rows alone and in company", 1.0)
         engine.info = checked = replace(checked, bit_exact=group.agree(kernels_keep_bits(engine)))

@@ -107,7 +107,7 @@ def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
             _told(info, model, "it does not run with the paged attention") as modules,
             replacing(modules) if bits else nullcontext(),
         ):
-            _run(engine, [[LENGTH]])
+            run(engine, [[LENGTH]])
         layers = _attending_layers(model)
         if (attending := len({*engine.attention.layers, *engine.attention.others})) != layers:
             raise _refused(
@@ -137,7 +137,7 @@ def check(engine: Engine, expected: Reference, *, bits: bool) -> ModelInfo:
 def _held_against(engine: Engine, expected: Reference, text: int = 0) -> tuple[bool, str]:
     """Returns whether the logits of a text are the same to the bit in one chunk and in several, and in what
     they differ from the expected."""
-    whole, chunked = (_run(engine, [counts], text=text)[0] for counts in ([LENGTH], CHUNKS))
+    whole, chunked = (run(engine, [counts], text=text)[0] for counts in ([LENGTH], CHUNKS))
     for found, how in ((whole, "in one chunk"), (chunked, "in several chunks")):
         apart = expected.apart(found)
         if not apart <= expected.tolerance:
@@ -158,15 +158,15 @@ def check_rounded(
     says so."""
     if not bits:
         with short_windows(engine.model):
-            logits = _run(engine, [[LENGTH]])[0]
+            logits = run(engine, [[LENGTH]])[0]
         off = float((logits - expected.logits).norm() / expected.logits.norm())
         return replace(engine.info, quantization=quantization, bit_exact=False), off
     with short_windows(engine.model):
         with RunningModules(engine.model) as modules, replacing(modules):
-            _run(engine, [[LENGTH]])
+            run(engine, [[LENGTH]])
         engine.attention.batch_rows()
-        logits = _run(engine, [[LENGTH]])[0]
-        exact = torch.equal(logits, _run(engine, [CHUNKS])[0]) and keeps_bits(engine)
+        logits = run(engine, [[LENGTH]])[0]
+        exact = torch.equal(logits, run(engine, [CHUNKS])[0]) and keeps_bits(engine)
     off = float((logits - expected.logits).norm() / expected.logits.norm())
     return replace(engine.info, quantization=quantization, bit_exact=exact), off
 
@@ -177,8 +177,8 @@ def keeps_bits(engine: Engine) -> bool:
     model = engine.model
     with _noise(model), RunningModules(model) as modules:
         prints = RowPrints(modules, LENGTH, model.get_output_embeddings())
-        whole = _run(engine, [[LENGTH]], prints=prints)[0]
-        found = _run(engine, [ALONE], prints=prints) + _run(engine, TOGETHER, prints=prints)
+        whole = run(engine, [[LENGTH]], prints=prints)[0]
+        found = run(engine, [ALONE], prints=prints) + run(engine, TOGETHER, prints=prints)
     if prints.differing is not None:
         log.warning("%s is not bit-exact: %s", engine.info.name, prints.differing)
         return False
@@ -191,10 +191,10 @@ def kernels_keep_bits(engine: Engine) -> bool:
     may be recorded, in all shapes that these have; logs it if not."""
     model = engine.model
     with short_windows(model):
-        whole = _run(engine, [[LENGTH]])[0]
+        whole = run(engine, [[LENGTH]])[0]
         with _noise(model):
-            noisy = _run(engine, [[LENGTH]])[0]
-            found = _run(engine, [ALONE]) + _run(engine, TOGETHER)
+            noisy = run(engine, [[LENGTH]])[0]
+            found = run(engine, [ALONE]) + run(engine, TOGETHER)
             same = all(torch.equal(logits, noisy) for logits in found)
         filled = [_fills(engine, shape, whole) for shape in getattr(engine.runner, "shapes", ())]
     same = same and all(filled) and linears_keep_bits(model) and engine.attention.keeps_bits()
@@ -228,11 +228,11 @@ def same_bits(engine: Engine, threads: int) -> bool:
     usual, model = torch.get_num_threads(), engine.model
     if threads == usual:
         return True
-    whole = _run(engine, [[LENGTH]])[0]
+    whole = run(engine, [[LENGTH]])[0]
     products = linear_products(model)
     torch.set_num_threads(threads)
     try:
-        found = _run(engine, [[LENGTH]]) + _run(engine, [ALONE]) + _run(engine, TOGETHER)
+        found = run(engine, [[LENGTH]]) + run(engine, [ALONE]) + run(engine, TOGETHER)
         same = all(torch.equal(logits, whole) for logits in found)
         same = same and linears_keep_bits(model, products) and engine.attention.keeps_bits()
     finally:
@@ -275,7 +275,7 @@ def _rounded(model: Any, info: ModelInfo, logits: torch.Tensor) -> Reference:
     return replace(found, tolerance=max(TOLERANCE, ROUNDED * apart, moved))
 
 
-def _run(
+def run(
     engine: Engine, sessions: Sequence[Sequence[int]], prints: RowPrints | None = None, text: int = 0
 ) -> list[torch.Tensor]:
     """Returns all logits [LENGTH, V] of the check's tokens for each of some sessions, which read them side by

@@ -9,7 +9,7 @@ then runs as it is.
 from __future__ import annotations
 
 from outrider.engine.engine import Engine
-from outrider.engine.flat_inputs import DRAFTED, READING_SESSIONS
+from outrider.engine.flat_inputs import DRAFTED, READING_SESSIONS, SIZES
 from outrider.engine.step_inputs import Work
 from outrider.engine.step_message import Kind
 from outrider.sampling.params import SamplingParams
@@ -46,4 +46,6 @@ def _steps(engine: Engine, most_tokens: int) -> list[list[int]]:
     if engine.attention.fills_shapes:
         # More sessions than a recorded step with a prompt takes, and more tokens of a session than others do.
         steps += [[DRAFTED + 1] + [1] * READING_SESSIONS, [most_tokens]]
+        # And for each doubling of sessions, which branches of drafts are, too, the kernels of attention anew.
+        steps += [[1] * (SIZES[-1] * 2**doubling + 1) for doubling in range(most_tokens.bit_length())]
     return [counts for counts in steps if sum(counts) <= most_tokens]

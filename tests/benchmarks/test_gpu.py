@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from benchmarks import soak
 from benchmarks.gpu import main
 from benchmarks.gpu_report import goals
+from benchmarks.gpu_timing import Budget
 from tests.benchmarks.whole import whole
 
 
@@ -62,15 +64,34 @@ def test_the_dry_run_serves_and_watches_memory(
 def test_what_is_not_known_is_refused_before_anything_runs() -> None:
     with pytest.raises(SystemExit, match="--ways trees is not one of drafts, paths, sources"):
         main("cpu", ways="trees")
+    with pytest.raises(SystemExit, match="--churn-seconds must be at least 20, or 0 for none"):
+        main("cpu", churn_seconds=5)
     with pytest.raises(SystemExit, match="--kinds int4 is not one of bfloat16, fp8"):
         main("cpu", kinds="int4")
 
 
 def test_goals_are_judged() -> None:
-    single = {"share_of_copy_bandwidth": 0.81, "host_gap": 0.06}
-    targets = {"bfloat16": {"single_stream": single}}
-    result = {"targets": targets, "exactness": {"share_of_tokens_as_generate": 0.99}}
-    assert [met for _, _, _, met in goals(result)] == [True, False, True]
+    single = {"share_of_copy_bandwidth": 0.78, "host_gap": 0.06}
+    steps = {
+        str(tokens): {"seconds": seconds, "device_seconds": seconds - 0.0011}
+        for tokens, seconds in ((1, 0.005), (8, 0.0052), (64, 0.009), (320, 0.02))
+    }
+    targets = {"bfloat16": {"single_stream": single, "curve": steps}}
+    exactness = {"share_of_tokens_as_generate": 0.99}
+    result = {"targets": targets, "exactness": exactness, "device": {"name": "NVIDIA H100 80GB"}}
+    assert [met for _, _, _, met in goals(result)] == [False, True, False, True, False]
+    targets["draft"] = {"single_stream": {"share_of_copy_bandwidth": 0.61, "host_gap": 0.06}}
+    result["device"] = {"name": "NVIDIA H200"}
+    judged = goals(result)
+    assert [met for _, _, _, met in judged] == [False, True, False, True, True, True, False, False]
+    assert judged[5][:3] == ("ms of a step of 8 tokens", pytest.approx(5.2), "<= 5.3")
+
+
+def test_what_there_is_no_time_for_is_left_out_and_told() -> None:
+    budget = Budget(minutes=10, began=time.monotonic() - 301)
+    assert not budget.allows("fp8", share=0.5) and budget.allows("drafts")
+    budget.began -= 300
+    assert not budget.allows("paths") and budget.left_out == ["fp8", "paths"]
 
 
 def test_without_a_gpu_it_ends_in_a_sentence() -> None:

@@ -18,6 +18,7 @@ from outrider.engine.native import library
 from outrider.engine.parts import KERNELS, LINEARS, RECORDS, Parts, obstacle, usual
 from outrider.engine.replayed import Replayed
 from outrider.engine.self_check import kernels_keep_bits
+from outrider.engine.step_graphs import StepGraphs
 from outrider.engine.step_inputs import Work
 from outrider.errors import StartupError
 from outrider.sampling.params import SamplingParams
@@ -81,6 +82,22 @@ def test_rows_are_compared_in_all_places_of_a_recorded_step(
     monkeypatch.setattr(self_check, "_fills", lambda engine, shape, whole: tried.append(shape) or False)
     assert not kernels_keep_bits(engine)
     assert tried == list(engine.runner.shapes), "each on every rank of a group, or one waits for another"
+
+
+def test_recorded_steps_that_give_other_logits_are_not_taken(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = StepGraphs.run
+
+    def other(graphs: StepGraphs, step: Any) -> torch.Tensor:
+        logits = runs(graphs, step).clone()
+        logits[-1] = logits[-1].flip(0)
+        return logits
+
+    monkeypatch.setattr(StepGraphs, "run", other)
+    parts = Parts(("reference",), "called-again", "packed")
+    engine = load_engine(str(checkpoint("llama")), kv_memory_bytes=2**24, parts=parts)
+    assert engine.runner.name == "calls" and "steps run call by call, which is slower" in caplog.text
 
 
 def test_tokens_are_ranked_in_recorded_steps_as_in_others(checkpoint: Callable[..., Path]) -> None:

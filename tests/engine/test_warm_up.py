@@ -22,7 +22,7 @@ from outrider.engine.reference_attention import KERNEL as REFERENCE
 from outrider.engine.runner import CallByCall
 from outrider.engine.self_check import reference
 from outrider.engine.step_message import Kind, Words, encode
-from outrider.engine.warm_up import warm_up
+from outrider.engine.warm_up import _steps, warm_up
 from outrider.sampling.vocab_parallel import Draws
 
 MOST_TOKENS = 128
@@ -104,6 +104,13 @@ async def test_no_process_of_a_group_compiles_once_the_leader_is_warm(
     await engine.run(torch.set_num_threads, 2)  # compiled code is for one
     await engine.run(step_of, engine, 9)
     assert compiled() == before and not told
+
+
+def test_steps_of_more_sessions_than_are_recorded_are_run_before(engine: Engine) -> None:
+    """With room for 2,048 tokens in a step the kernels of attention were compiled while sessions waited."""
+    steps = _steps(engine, 2048)
+    assert [len(counts) for counts in steps if len(counts) > 300] == [513, 1025]
+    assert max(map(len, _steps(engine, 512))) <= 512
 
 
 def test_an_engine_of_which_nothing_is_compiled_needs_no_warming(checkpoint: Callable[..., Path]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.engine.engine import Engine
 from outrider.engine.runner import CallByCall
 from outrider.errors import OutriderError
 from outrider.options.engine import EngineOptions
@@ -65,7 +66,12 @@ async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: py
         ran_on.append(threading.current_thread().name.partition("_")[0])
         return forward(runner, inputs)
 
+    def warmed(engine: Engine, most_tokens: int) -> None:
+        warmed_on.append(threading.current_thread().name.partition("_")[0])
+
+    warmed_on: list[str] = []
     monkeypatch.setattr(CallByCall, "run", noted)
+    monkeypatch.setattr("verifier.service.warm_up", warmed)
     target = str(build("llama", tmp_path / "target"))
     worker = await start(
         VerifierConfig(
@@ -77,7 +83,7 @@ async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: py
     assert 0 < loading < len(ran_on)  # the checks of the engine, then the profile
     ready = ready_line(worker.info, worker.address, worker.note)
     assert re.search(
-        r" (native|gathered) attention, packed products, layers as they are, steps call by call\)$", ready
+        r" (native|gathered) attention, packed products, layers in one pass, steps call by call\)$", ready
     )
     await worker.start()
     try:
@@ -85,6 +91,7 @@ async def test_its_arithmetic_runs_on_one_thread(tmp_path: Path, monkeypatch: py
     finally:
         await worker.stop()
     assert ran_on == ["loading"] * loading + ["engine"] * (len(ran_on) - loading)
+    assert warmed_on == ["engine"]
     assert not [each for each in threading.enumerate() if each.name.startswith("loading")]
 
 

@@ -49,6 +49,10 @@ def test_settings_of_one_pool_may_come_in_both_ways() -> None:
             {"verifier.max_replicas": 0},
             "verifier.max_replicas: Input should be greater than or equal to 1, not 0",
         ),
+        (
+            {"drafter.device": "cuda", "drafter.gpus": 0.5},
+            "drafter: gpus of 0.5 lets others share the GPU: say with kv_memory how much",
+        ),
         ({"verifier.max_replicas": "many"}, "verifier.max_replicas: Input should be a valid integer"),
         ({"drafter.min_replicas": 3}, "drafter: max_replicas must be at least min_replicas, which is 3"),
         (

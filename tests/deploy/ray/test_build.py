@@ -117,7 +117,8 @@ def test_the_registry_runs_where_the_routers_do() -> None:
 
 
 def test_a_worker_of_one_process_is_an_actor_where_the_labels_say() -> None:
-    args = {"drafter.labels": {"pool": "draft"}, "drafter.device": "cuda", "drafter.gpus": 0.25}
+    args: dict[str, Any] = {"drafter.labels": {"pool": "draft"}}
+    args |= {"drafter.device": "cuda", "drafter.gpus": 0.25, "drafter.kv_memory": "10%"}
     options = drafter_options(parse(args | {"drafter.resources": {"nic": 1}}))
     assert options["ray_actor_options"] == {
         "num_cpus": 0.5,
