@@ -191,10 +191,11 @@ class Fleet:
 
     def awaited(self, model: str, waiting: int) -> list[VerifierCandidate]:
         """Returns the verifiers that may come back to sessions of the model, of which so many have none, as
-        they will be then; none while one is here."""
-        if self._of_model[model]:
+        they will be then; none while one is here. One that leaves is as good as away."""
+        here = self._of_model[model]
+        if any(not one.load.draining for one in here):
             return []
-        return come_back(self._absent.of(model, self._clock()), waiting)
+        return come_back([*self._absent.of(model, self._clock()), *self.candidates(here)], waiting)
 
     def served(self) -> list[Registration]:
         """Returns a verifier of each model that is served, which all others of it are like."""

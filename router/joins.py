@@ -128,8 +128,11 @@ class Joins:
             raise
 
     async def _described(self, token: ApiKey, messages: AsyncIterator[bytes]) -> WorkerInfo:
-        raw = await anext(messages, None)
-        info = None if raw is None else JOIN.asked.from_bytes(raw).info
+        raw = await anext(messages, None) or b""
+        self._limits.word(
+            token.name, len(raw), self._clock()
+        )  # before it is read, which takes 5 ms
+        info = JOIN.asked.from_bytes(raw).info
         if info is None:
             raise InvalidRequest("a drafter that joins says first what it is", field="info")
         self._limits.left(token.name, info.identity.key)  # who comes again comes anew

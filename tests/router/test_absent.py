@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import Overloaded, Unavailable, UnknownModel
+from outrider.v1 import verifier_pb2
 from outrider.wire.description import TokenizerFiles
 from outrider.wire.load import VerifierLoad
 from router import absent as absent_module
@@ -47,6 +48,19 @@ async def test_a_request_waits_for_a_verifier_that_was_here_a_moment_ago(rig: An
     verifier.say(**finished(session_id))
     *_, end = await running.task
     assert isinstance(end, SessionEnded)
+
+
+async def test_it_waits_while_the_only_one_leaves(rig: Any) -> None:
+    """As it would a second later, when that is gone."""
+    leaving = await rig.verifier("v")
+    leaving.say(load=verifier_pb2.VerifierLoad(draining=True))
+    await rig.until(lambda: not rig.sessions.ready())
+    running = Running(rig, request())
+    await let_in(rig, running)
+    await gone(rig, leaving)
+    back = await rig.verifier("v", incarnation=2)
+    await back.next_command("open")
+    running.task.cancel()
 
 
 async def test_it_does_so_where_another_model_is_served_meanwhile(rig: Any) -> None:

@@ -25,6 +25,7 @@ from router.api.keys import ApiKey, digest
 from router.drafter_choice import Wanted
 from router.joins import Joins
 from router.live import service
+from router.registration_limits import BURST_BYTES
 from tests.router.asking import Running, committed, finished, request
 
 TOKEN, OTHER = "dt-outrider-one", "dt-outrider-two"
@@ -240,6 +241,31 @@ async def test_who_comes_and_goes_comes_anew_each_time(
     door.now += 1.0
     async with door.stream() as stream:
         assert (await stream.next()).hello is not None
+
+
+async def test_what_a_drafter_says_that_it_is_counts_before_it_is_read(
+    rig: Any, door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 250 KB takes the loop 5 ms: twenty a second had others' four tokens take seconds."""
+    large = replace(INFO, model=replace(MODEL, eos_token_ids=(1,) * 250_000))
+    read, from_bytes = list[int](), JOIN.asked.from_bytes
+
+    def counted(raw: bytes) -> Any:
+        read.append(len(raw))
+        return from_bytes(raw)
+
+    monkeypatch.setattr(JOIN.asked, "from_bytes", counted)
+    for number in range(60):
+        identity = replace(INFO.identity, worker_id=f"w{number}")
+        with suppress(grpc.aio.AioRpcError):
+            async with door.stream(info=replace(large, identity=identity)) as stream:
+                await stream.greeted()
+    found = len([size for size in read if size >= 250_000])
+    assert BURST_BYTES // 300_000 < found <= BURST_BYTES // 250_000
+    code, sentence = await door.refusal(info=large)
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED and "too much is registered" in sentence
+    async with door.stream(token=OTHER) as stream:
+        await stream.greeted()
 
 
 async def test_who_says_too_much_is_cut_off_with_its_token(rig: Any, door: Door) -> None:
