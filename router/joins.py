@@ -129,9 +129,7 @@ class Joins:
 
     async def _described(self, token: ApiKey, messages: AsyncIterator[bytes]) -> WorkerInfo:
         raw = await anext(messages, None) or b""
-        self._limits.word(
-            token.name, len(raw), self._clock()
-        )  # before it is read, which takes 5 ms
+        self._limits.word(token.name, len(raw), self._clock())  # before it is read, which takes 5 ms
         info = JOIN.asked.from_bytes(raw).info
         if info is None:
             raise InvalidRequest("a drafter that joins says first what it is", field="info")

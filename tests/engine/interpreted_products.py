@@ -18,7 +18,7 @@ from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.reference_attention import KERNEL
 from outrider.engine.step_inputs import Work
-from outrider.engine.triton_layers import TritonInt8Linear, TritonLinear
+from outrider.engine.triton_layers import TritonFp8Linear, TritonInt8Linear, TritonLinear
 from outrider.engine.triton_pass import run_by_kernels
 from outrider.engine.triton_products import SHORTEST, TILES, Tile, chunk_of, parts_of, splits_of, whole
 from outrider.engine.triton_rows import normed, turned
@@ -61,15 +61,18 @@ def test_a_depth_is_cut_by_the_weights_shape_alone_and_in_whole_steps_of_every_t
         assert (splits - 1) * chunk_of(depth, splits) < depth <= splits * chunk_of(depth, splits)
 
 
-def test_gate_and_others_meet_in_one_product() -> None:
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float16, 2e-2)])
+def test_gate_and_others_meet_in_one_product(dtype: torch.dtype, near: float) -> None:
     torch.manual_seed(2)
-    layer = TritonLinear(torch.randn(2 * 72, 96) * 0.1, torch.randn(144), (72, 72))
-    x = torch.randn(5, 96)
+    weight, bias = (torch.randn(2 * 72, 96) * 0.1).to(dtype), torch.randn(144).to(dtype)
+    layer = TritonLinear(weight, bias, (72, 72))
+    x = torch.randn(5, 96).to(dtype)
     before = layer.forward(x)
     layer.take_turns()
     assert torch.allclose(layer.forward(x), before, atol=1e-6)
-    gate, up = before.chunk(2, -1)
-    assert torch.allclose(layer.gated(x), F.silu(gate) * up, atol=1e-5)
+    gate, up = before.float().chunk(2, -1)
+    found = layer.gated(x)
+    assert found.dtype == dtype and torch.allclose(found.float(), F.silu(gate) * up, atol=near)
 
 
 def test_weights_of_8_bits_are_off_by_half_a_step_at_most() -> None:
@@ -81,15 +84,30 @@ def test_weights_of_8_bits_are_off_by_half_a_step_at_most() -> None:
     assert not torch.allclose(found, x @ weight.T, atol=1e-4)
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-def test_a_norm_adds_what_comes_before(splits: int) -> None:
+def test_weights_of_8_bits_in_floating_point_are_off_by_half_of_their_last_bit() -> None:
+    torch.manual_seed(3)
+    weight, x = torch.randn(64, 128), torch.randn(3, 128)
+    layer = TritonFp8Linear(weight, None)
+    assert layer.packed.dtype == torch.float8_e4m3fn and layer.scales is not None
+    rounded = layer.packed.float() * layer.scales[:, None]
+    # Three bits behind the point, and numbers below the smallest of them a step of that.
+    assert torch.all((rounded - weight).abs() <= weight.abs() / 16 + layer.scales[:, None] * 2**-10)
+    assert torch.allclose(layer.forward(x), x @ rounded.T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("splits", "dtype", "near"),
+    [(1, torch.float32, 1e-5), (3, torch.float32, 1e-5), (3, torch.float16, 1e-2)],
+)
+def test_a_norm_adds_what_comes_before(splits: int, dtype: torch.dtype, near: float) -> None:
     torch.manual_seed(4)
-    x, parts = torch.randn(5, 96), torch.randn(splits, 5, 96)
-    weight, bias = torch.randn(96), torch.randn(96)
+    x, parts = torch.randn(5, 96).to(dtype), torch.randn(splits, 5, 96)
+    weight, bias = torch.randn(96).to(dtype), torch.randn(96).to(dtype)
     summed = x + parts.sum(0) + bias
     found = normed(x, parts, bias, weight, 1e-5)
-    assert torch.allclose(x, summed, atol=1e-6)
-    assert torch.allclose(found, F.rms_norm(summed, (96,), weight, 1e-5), atol=1e-5)
+    assert found.dtype == x.dtype == dtype
+    assert torch.allclose(x.float(), summed, atol=near)
+    assert torch.allclose(found.float(), F.rms_norm(summed, (96,), weight.float(), 1e-5), atol=near)
     assert torch.equal(normed(x, None, None, weight, 1e-5), found)
 
 
@@ -133,17 +151,24 @@ def logits(model: Any, attention: Any) -> list[torch.Tensor]:
     return found
 
 
-def alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return all(torch.allclose(a, b, atol=1e-3) for a, b in zip(some, others, strict=True))
+def alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor], near: float) -> bool:
+    return all(torch.allclose(a, b, atol=near) for a, b in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize(("arch", "more"), [("qwen3", {"attention_bias": True}), ("mistral", {})])
+@pytest.mark.parametrize(
+    ("arch", "more", "dtype", "near"),
+    [
+        ("qwen3", {"attention_bias": True}, torch.float32, 1e-3),
+        ("mistral", {}, torch.float32, 1e-3),
+        ("mistral", {}, torch.float16, 3e-2),  # of logits up to 6
+    ],
+)
 def test_usual_decoders_compute_what_their_own_code_does(
-    arch: str, more: dict[str, bool], tmp_path: Path
+    arch: str, more: dict[str, bool], dtype: torch.dtype, near: float, tmp_path: Path
 ) -> None:
     """With norms and biases of what attends, and with windows."""
     model = AutoModelForCausalLM.from_pretrained(
-        build(arch, tmp_path, num_hidden_layers=2, **more), dtype=torch.float32
+        build(arch, tmp_path, num_hidden_layers=2, **more), dtype=dtype
     ).eval()
     biases = [tensor for name, tensor in model.named_parameters() if name.endswith("bias")]
     assert bool(biases) is bool(more)
@@ -153,10 +178,10 @@ def test_usual_decoders_compute_what_their_own_code_does(
     with torch.inference_mode():
         expected = logits(model, GatheredAttention.on(model, 16))
         triton_layers.put_into(model, TritonLinear)
-        assert alike(logits(model, GatheredAttention.on(model, 16)), expected)
+        assert alike(logits(model, GatheredAttention.on(model, 16)), expected, near)
         assert run_by_kernels(model)
         for attention in (GatheredAttention.on(model, 16), PagedAttention.on(model, 16, KERNEL)):
-            assert alike(logits(model, attention), expected)
+            assert alike(logits(model, attention), expected, near)
             windows = {how.window for how in attention.layers.values()}
             assert windows == ({24} if arch == "mistral" else {None})
 

@@ -49,7 +49,8 @@ def product(capability: int, tile: Tile, weight: str, gated: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("capability", "weight"), [(80, "*i8"), (90, "*bf16"), (90, "*fp8e4nv"), (100, "*bf16")]
+    ("capability", "weight"),
+    [(80, "*i8"), (80, "*bf16"), (90, "*i8"), (90, "*bf16"), (90, "*fp8e4nv"), (100, "*i8"), (100, "*bf16")],
 )
 def test_of_the_tiles_for_each_number_of_rows_one_fits(capability: int, weight: str, tmp_path: Path) -> None:
     for tiles in TILES.values():
