@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import tracemalloc
+from asyncio import sslproto
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -75,6 +77,19 @@ async def test_those_that_say_nothing_are_no_more_than_the_most(service: Service
     for _, writer in silent:
         writer.close()
     await until(lambda: service.connections._count == 0)
+
+
+async def test_one_that_says_nothing_takes_little_memory(service: Service) -> None:
+    tracemalloc.start()
+    try:
+        silent = [await asyncio.open_connection(*service.address) for _ in range(MOST)]
+        await until(lambda: service.connections._count == MOST)
+        taken = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, sslproto.__file__)])
+    finally:
+        tracemalloc.stop()
+    assert 0 < sum(each.size for each in taken.statistics("filename")) < MOST * 64 * 1024
+    for _, writer in silent:
+        writer.close()
 
 
 async def test_one_that_says_nothing_or_nonsense_is_closed_and_forgotten(service: Service) -> None:
