@@ -6,36 +6,25 @@ each command were a message, what it has to tell would grow faster than it is to
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol, Self, TypeVar
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TypeVar
 
 from outrider.net.outbox import Outbox
-from outrider.wire.hello import Hello
+from outrider.wire.drafter_sessions import DrafterCommand, OpenDraft
+from outrider.wire.verifier_sessions import OpenSession, VerifierCommand
 
 MOST_BULK = 16 * 1024  # of those that are written together, and the last one
 LEAST_BULK = 64  # of each
 
 
-class Command(Protocol):
-    @property
-    def hello(self) -> Hello | None: ...
-
-    @property
-    def bulk(self) -> int: ...
-
-    @property
-    def further(self) -> Sequence[Self]: ...
-
-    def then(self, further: Sequence[Self]) -> Self: ...
-
-
-C = TypeVar("C", bound=Command)
+C = TypeVar("C", VerifierCommand, DrafterCommand)
 
 
 async def together(outbox: Outbox[C]) -> AsyncIterator[C]:
     """Yields what is put there, of which one may carry others that came after it. A hello is alone."""
-    async for first, *further in outbox.batches(MOST_BULK, _bulk):
-        yield first.then(further) if further else first
+    async for batch in outbox.batches(MOST_BULK, _bulk):
+        yield replace(batch[0], further=tuple(batch[1:])) if len(batch) > 1 else batch[0]
 
 
 async def one_by_one(commands: AsyncIterator[C]) -> AsyncIterator[C]:
@@ -45,5 +34,10 @@ async def one_by_one(commands: AsyncIterator[C]) -> AsyncIterator[C]:
             yield each
 
 
-def _bulk(command: Command) -> int:
-    return MOST_BULK if command.hello is not None else LEAST_BULK + command.bulk
+def _bulk(said: VerifierCommand | DrafterCommand) -> int:
+    if said.hello is not None:
+        return MOST_BULK
+    asked = said.command
+    if isinstance(asked, OpenSession | OpenDraft):
+        return LEAST_BULK + asked.params.bulk + 4 * len(asked.output)
+    return LEAST_BULK

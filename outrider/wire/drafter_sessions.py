@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Self
 
 from outrider.v1 import common_pb2, drafter_pb2
 from outrider.wire.codec import (
@@ -73,15 +72,6 @@ class DrafterCommand:
     command: OpenDraft | SetWindow | CloseDraft | ReachVerifier | None = None
     further: tuple[DrafterCommand, ...] = ()  # that follow it, and have none themselves
 
-    def then(self, further: Sequence[Self]) -> Self:
-        return replace(self, further=tuple(further))
-
-    @property
-    def bulk(self) -> int:
-        """Returns about how many bytes it has."""
-        asked = self.command
-        return asked.params.bulk + 4 * len(asked.output) if isinstance(asked, OpenDraft) else 0
-
 
 class DraftEndCause(IntEnum):
     """Why a drafter stops drafting for a session by itself; the values are outrider.v1.DraftEndCause's."""
@@ -127,8 +117,7 @@ def _commands_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
 
 
 def _commands_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
-    command = _command_from_wire(message)
-    return command.then(list(map(_command_from_wire, message.further))) if message.further else command
+    return replace(_command_from_wire(message), further=tuple(map(_command_from_wire, message.further)))
 
 
 def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:

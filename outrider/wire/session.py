@@ -68,7 +68,8 @@ class SessionParams:
     @property
     def bulk(self) -> int:
         """Returns about how many bytes it has on its way to a worker."""
-        return 4 * (len(self.prompt) + len(self.prediction)) + len(self.grammar)
+        ids = len(self.prompt) + len(self.prediction) + len(self.stop_token_ids)
+        return 4 * ids + 16 * len(self.sampling.logit_bias) + len(self.grammar)
 
     @property
     def most_tokens(self) -> int:

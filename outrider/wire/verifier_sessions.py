@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from outrider.errors import OutriderError, TooLarge, from_grpc_code
 from outrider.v1 import verifier_pb2
@@ -109,15 +109,6 @@ class VerifierCommand:
     command: Command | None = None
     further: tuple[VerifierCommand, ...] = ()  # that follow it, and have none themselves
 
-    def then(self, further: Sequence[Self]) -> Self:
-        return replace(self, further=tuple(further))
-
-    @property
-    def bulk(self) -> int:
-        """Returns about how many bytes it has."""
-        asked = self.command
-        return asked.params.bulk + 4 * len(asked.output) if isinstance(asked, OpenSession) else 0
-
 
 class Committed(NamedTuple):
     """Output tokens that a step fixed for a session."""
@@ -203,8 +194,7 @@ def _commands_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
 
 
 def _commands_from_wire(message: verifier_pb2.VerifierCommand) -> VerifierCommand:
-    command = _command_from_wire(message)
-    return command.then(list(map(_command_from_wire, message.further))) if message.further else command
+    return replace(_command_from_wire(message), further=tuple(map(_command_from_wire, message.further)))
 
 
 def _command_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
