@@ -7,9 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from outrider.engine import assembly
 from outrider.engine.engine import Engine
+from outrider.engine.fusing import fused
 from outrider.engine.loading import load_engine
 from outrider.engine.parts import Parts
 from outrider.engine.ranks import Followers, Ranks
@@ -88,8 +91,15 @@ def divided(
         engine.close()
 
 
+def compile_without_code() -> None:
+    """From now on layers are traced by torch's compiler, and run as they were traced: making code of it takes
+    a minute."""
+    setattr(assembly, "fused", partial(fused, backend="eager"))  # noqa: B010
+
+
 def main() -> None:
     """Follows whoever is named, and says how that ended."""
+    compile_without_code()
     for line in sys.stdin:
         try:
             follow(FollowerSpec.from_json(line))

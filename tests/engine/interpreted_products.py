@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine import triton_layers
 from outrider.engine.attention import NAME, run_model
+from outrider.engine.flat_inputs import Shape, flatten, on_device
 from outrider.engine.gathered_attention import GatheredAttention
 from outrider.engine.paged_attention import PagedAttention
 from outrider.engine.reference_attention import KERNEL
@@ -22,6 +23,7 @@ from outrider.engine.triton_layers import TritonFp8Linear, TritonInt8Linear, Tri
 from outrider.engine.triton_pass import run_by_kernels
 from outrider.engine.triton_products import SHORTEST, TILES, Tile, chunk_of, parts_of, splits_of, whole
 from outrider.engine.triton_rows import normed, turned
+from outrider.engine.triton_rows import stored as put
 from tests.tiny_models import build
 
 torch.set_num_threads(1)
@@ -111,7 +113,8 @@ def test_a_norm_adds_what_comes_before(splits: int, dtype: torch.dtype, near: fl
     assert torch.equal(normed(x, None, None, weight, 1e-5), found)
 
 
-def test_queries_and_keys_are_turned_and_put_in_their_places() -> None:
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float16, 1e-2)])
+def test_queries_and_keys_are_turned_and_put_in_their_places(dtype: torch.dtype, near: float) -> None:
     torch.manual_seed(5)
     tokens, queries, keys, width = 5, 4, 2, 24
     parts, bias = (
@@ -119,26 +122,41 @@ def test_queries_and_keys_are_turned_and_put_in_their_places() -> None:
         torch.randn((queries + 2 * keys) * width),
     )
     cosines, sines = torch.randn(2, tokens, width)
-    pools = torch.zeros(6, 16, keys, width), torch.zeros(6, 16, keys, width)
+    pools = torch.zeros(2, 6, 16, keys, width, dtype=dtype).unbind()
     slots = torch.tensor([3, 40, 7, 8, 90])
     again = (
         torch.tensor([0, 0, 2, 2, 3, 3], dtype=torch.int32),
         torch.tensor([11, 12, 60, 7], dtype=torch.int32),
     )
-    query = turned(
-        parts, bias, None, 0.0, (cosines, sines), slots, again, pools, (queries, keys), torch.float32
-    )
+    query = turned(parts, bias, None, 0.0, (cosines, sines), slots, again, pools, (queries, keys), dtype)
     heads = (parts.sum(0) + bias).view(tokens, -1, width)
     half = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), -1)
     expected = heads * cosines[:, None] + half * sines[:, None]
-    assert torch.allclose(query, expected[:, :queries], atol=1e-5)
+    assert query.dtype == dtype and torch.allclose(query.float(), expected[:, :queries], atol=near)
     stored = [pool.view(-1, keys, width) for pool in pools]
-    assert torch.allclose(stored[0][slots], expected[:, queries : queries + keys], atol=1e-5)
-    assert torch.allclose(stored[1][slots], heads[:, queries + keys :], atol=1e-6)
+    assert torch.allclose(stored[0][slots].float(), expected[:, queries : queries + keys], atol=near)
+    assert torch.allclose(stored[1][slots].float(), heads[:, queries + keys :], atol=near)
     for pool in stored:
         assert torch.equal(pool[[11, 12, 60]], pool[[40, 40, 8]]), "those that go to more than one place"
     written = sum(int(pool.any(-1).sum()) for pool in stored)
     assert written == 2 * (tokens + 3) * keys, "nothing else is written"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_keys_and_values_of_unequal_width_are_put_in_their_places(dtype: torch.dtype) -> None:
+    torch.manual_seed(6)
+    key, value = torch.randn(2, 3, 24).to(dtype), torch.randn(2, 3, 40).to(dtype)
+    pools = torch.zeros(4, 16, 2, 24, dtype=dtype), torch.zeros(4, 16, 2, 40, dtype=dtype)
+    shape = Shape(3, 1, 3)
+    step = flatten(
+        [Work([2], 5, [1, 2, 3], 0)], shape, block_size=16, scratch_block=3, again=[(1, 7), (1, 50), (2, 0)]
+    )
+    put(key, value, *pools, on_device(step, key.device))
+    for pool, told in zip(pools, (key, value), strict=True):
+        places = pool.flatten(0, 1)
+        for slot, token in ((37, 0), (38, 1), (39, 2), (7, 1), (50, 1), (0, 2)):
+            assert torch.equal(places[slot], told[:, token])
+        assert int(places.any(-1).sum()) == 6 * 2, "nothing else is written"
 
 
 def logits(model: Any, attention: Any) -> list[torch.Tensor]:

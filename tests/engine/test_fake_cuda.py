@@ -28,6 +28,7 @@ ARCHS = (
     "granite",
     "gemma2",
     "gemma3",
+    "mixtral",
 )
 USUAL = ARCHS[:4]  # that run by a pass of kernels
 OF_A_LAYER, AROUND_LAYERS = 8, 4  # kernels: the last norm, the head, and two that draw

@@ -90,4 +90,6 @@ def test_what_lies_between_products_keeps_its_numbers_in_registers(capability: i
     store = {"WIDTH": 128, "PADDED": 128, "VALUE_WIDTH": 96, "VALUE_PADDED": 128}
     types = {**dict.fromkeys(("key", "value", "keys", "values"), "*bf16"), **places}
     made.append(kernel_of(triton_rows._stored, capability, store, types, num_warps=1))
-    assert [spilled(kernel.asm["ptx"], tmp_path) for kernel in made] == [0, 0, 0]
+    summed = {"PARTS": 16, "BIASED": True, "BLOCK": 1024}
+    made.append(kernel_of(triton_products._sum, capability, summed, {}))
+    assert [spilled(kernel.asm["ptx"], tmp_path) for kernel in made] == [0, 0, 0, 0]

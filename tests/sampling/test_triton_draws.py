@@ -42,11 +42,26 @@ def test_they_compile_for_a_gpu_and_keep_their_numbers_in_registers(capability: 
             {**plain, **score, "CUT": False, "COUNT": 1, "SHARES": False, "cuts": None},
         ),
         (triton_draws.score, {**score, "NAMED": True, "CUT": True, "COUNT": 4, "SHARES": True}),
+        (
+            triton_draws.take,
+            {
+                "SOURCE": False,
+                "ROWS": True,
+                "NAMED": True,
+                "MASKED": True,
+                "TILE": 1024,
+                "source": "fp32",
+                "masks": "u8",
+            },
+        ),
+        (triton_draws.merge, {**none, "PADDED": 128, "ROWS": False, "KEYS": True}),
+        (triton_draws.merge, {"PADDED": 128, "ROWS": True, "KEYS": False}),
         (triton_draws.merge_shares, {"NAMED": True, "COUNT": 4, "PADDED": 128, "WIDE": 512, "out": "i32"}),
         (triton_cuts.count_part, {**cut, "MASS": 1, "PART": 2, "num_warps": triton_cuts.WARPS}),
         (triton_cuts.narrow, {"MASS": 1, "PART": 2, "BINS": triton_cuts.BINS.value}),
         (triton_cuts.find_cut, {**cut, "num_warps": triton_cuts.WARPS}),
         (triton_changes.penalize, {"ENTRIES": triton_changes.ENTRIES, "ids": "i32"}),
+        (triton_changes.add_biases, {"ENTRIES": triton_changes.ENTRIES, "ids": "i32"}),
     ):
         assert spilled(drawing(kernel, told, capability), tmp_path) == 0, (kernel, told)
 

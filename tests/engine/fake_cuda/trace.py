@@ -183,6 +183,7 @@ def main(library: str, *archs: str) -> None:
     setattr(triton_attention, "_multiprocessors", lambda device: 132)  # noqa: B010
     setattr(JITFunction, "run", launch)  # noqa: B010
     setattr(torch.cuda, "device_of", nullcontext)  # noqa: B010
+    setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))  # noqa: B010
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         told = {arch: traced(arch) for arch in archs} | {"one that waits": traced(archs[0], waits=True)}
     print(json.dumps(told))
