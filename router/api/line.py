@@ -2,7 +2,8 @@
 
 An answer needs many turns of the loop: for its place, for what is written to workers, for what they say. If
 all that comes were begun at once, a turn would last as long as all of it takes, and others' answers many of
-those. Who has left before its turn has come is seen to have left when its body is read, and costs no more.
+those. A turn is for a request that has come whole: what is missing of it could come for all in the same turn
+of the loop. Who has left when its turn comes costs no more.
 """
 
 from __future__ import annotations
