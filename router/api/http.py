@@ -129,13 +129,10 @@ def create_app(
             return await resumed(session_id, place)
         return await resumed(session_id, None if after is None else position.parse_position(after))
 
-    async def made_of(
-        request: Request, make: Callable[[bytes | bytearray], Made], begins: bool = False
-    ) -> tuple[Made, int]:
-        """Returns what is made of the body, not on the loop if that is large, and its bytes. `begins`: once
-        the body has come, it waits for its turn."""
+    async def made_of(request: Request, make: Callable[[bytes | bytearray], Made]) -> tuple[Made, int]:
+        """Returns what is made of the body, not on the loop if that is large, and its bytes."""
         raw = await incoming.read(request, owner())
-        if begins and len(raw) <= SMALL_BYTES:  # larger ones have few places where they are read
+        if len(raw) <= SMALL_BYTES:  # larger ones have few places where they are read
             await intake.line.turn(owner())
             if await request.is_disconnected():
                 raise ClientDisconnect
@@ -155,7 +152,7 @@ def create_app(
     async def answer(request: Request, kind: type[Generating], shape: str) -> Response:
         asked_at = asyncio.get_running_loop().time()
         asks_for(shape)
-        (asked, body), size = await made_of(request, lambda raw: _asked(kind, raw), begins=True)
+        (asked, body), size = await made_of(request, lambda raw: _asked(kind, raw))
         limits = time_limits(request.headers, body.stream, asked_at)
         if last := request.headers.get("last-event-id"):
             if not body.stream:
