@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from outrider.net.outbox import Outbox
+from outrider.wire.codec import MOST_FURTHER
 from outrider.wire.drafter_sessions import DrafterCommand, OpenDraft
 from outrider.wire.verifier_sessions import OpenSession, VerifierCommand
 
-MOST_BULK = 16 * 1024  # of those that are written together, and the last one
 LEAST_BULK = 64  # of each
+MOST_BULK = MOST_FURTHER * LEAST_BULK  # of those that are written together, but for the last one
 
 
 C = TypeVar("C", VerifierCommand, DrafterCommand)

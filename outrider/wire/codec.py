@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -33,6 +33,7 @@ _verifier_load, _drafter_numbers = attrgetter(*_VERIFIER_LOAD), attrgetter(*_DRA
 MAX_BYTES = 16 * 2**20  # of what trusted peers say: a session with its prompt, the commits of many
 MOST_MEASURED = 2.0**32  # of a number that a worker measures: none is infinite, nor near it
 SMALL_BYTES = 4096  # of what says little
+MOST_FURTHER = 256  # commands of a message, besides the first
 MAX_ALIASES = 64  # of a model
 
 Plain = TypeVar("Plain")
@@ -70,6 +71,14 @@ class Codec(Generic[Plain, Wire]):
         except DecodeError:
             raise InvalidRequest(f"the bytes are no {name}") from None
         return self._from_wire(message)
+
+
+def further_from_wire(further: Collection[Wire], from_wire: Callable[[Wire], Plain]) -> tuple[Plain, ...]:
+    """Returns the commands that follow the first one of a message. Raises InvalidRequest if they are more
+    than are written together: they are obeyed in one turn of the event loop."""
+    if len(further) > MOST_FURTHER:
+        raise InvalidRequest(f"{len(further)} commands follow another; at most {MOST_FURTHER} may")
+    return tuple(map(from_wire, further))
 
 
 def session_id_from_wire(raw: bytes) -> SessionId:

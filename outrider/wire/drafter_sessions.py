@@ -13,6 +13,7 @@ from outrider.wire.codec import (
     check_named,
     drafter_load_from_wire,
     drafter_load_to_wire,
+    further_from_wire,
     params_from_wire,
     params_to_wire,
     worker_info_from_wire,
@@ -117,7 +118,8 @@ def _commands_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:
 
 
 def _commands_from_wire(message: drafter_pb2.DrafterCommand) -> DrafterCommand:
-    return replace(_command_from_wire(message), further=tuple(map(_command_from_wire, message.further)))
+    further = further_from_wire(message.further, _command_from_wire)
+    return replace(_command_from_wire(message), further=further)
 
 
 def _command_to_wire(said: DrafterCommand) -> drafter_pb2.DrafterCommand:

@@ -12,6 +12,7 @@ from outrider.wire.codec import (
     MAX_BYTES,
     Codec,
     finish_reason_from_wire,
+    further_from_wire,
     params_from_wire,
     params_to_wire,
     verifier_load_from_wire,
@@ -194,7 +195,8 @@ def _commands_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:
 
 
 def _commands_from_wire(message: verifier_pb2.VerifierCommand) -> VerifierCommand:
-    return replace(_command_from_wire(message), further=tuple(map(_command_from_wire, message.further)))
+    further = further_from_wire(message.further, _command_from_wire)
+    return replace(_command_from_wire(message), further=further)
 
 
 def _command_to_wire(said: VerifierCommand) -> verifier_pb2.VerifierCommand:

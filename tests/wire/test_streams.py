@@ -126,6 +126,21 @@ def test_what_is_said_comes_as_it_was_said(codec: Any, said: Any) -> None:
     assert codec.from_bytes(codec.to_bytes(said)) == said
 
 
+@pytest.mark.parametrize(
+    ("codec", "said"),
+    [
+        (VERIFIER_SESSIONS.asked, VerifierCommand(command=CloseSession(ID, 2))),
+        (DRAFTER_SESSIONS.asked, DrafterCommand(command=CloseDraft(ID, 2))),
+    ],
+)
+def test_a_message_has_so_many_commands(codec: Any, said: Any) -> None:
+    """400,000 of them held a verifier's loop for 5 to 7 s."""
+    most = replace(said, further=(said,) * 256)
+    assert codec.from_bytes(codec.to_bytes(most)) == most
+    with pytest.raises(InvalidRequest, match="257 commands follow another; at most 256 may"):
+        codec.from_bytes(codec.to_bytes(replace(said, further=(said,) * 257)))
+
+
 def test_a_failure_keeps_its_kind_and_its_sentence() -> None:
     raw = VERIFIER_SESSIONS.answered.to_bytes(VerifierEvents(failed=[Failed(ID, 9, Unavailable("away"))]))
     (failed,) = VERIFIER_SESSIONS.answered.from_bytes(raw).failed
