@@ -15,12 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from drafter.acceptance_model import AcceptanceModel
 from drafter.answers import Answered, Answers
 from drafter.proposer import OnChange, OnFailed, Source
 from drafter.session import DraftSession, Guess, LogConflict
-from drafter.text_index import LONGEST, TextIndex
+from drafter.text_index import LONGEST, SHORTEST, TextIndex
 from outrider.sampling.ranked import Ranked
 from outrider.wire.description import ModelInfo, TokenizerFiles, WorkerInfo
 from outrider.wire.hello import Identity, Role
@@ -117,13 +118,14 @@ class SuffixProposer:
         self._answers = Answers(answers_bytes)
         self._token_seconds = 0.0
         self.busy_seconds = 0.0
-        # Greedy or drawn: noise in the target's draw makes the same match worth less.
-        self._acceptance = {True: AcceptanceModel(), False: AcceptanceModel()}
+        self._rejections = 0
+        # By (greedy, tokens of output before it). Noise in the target's draw makes the same match worth less.
+        # And an answer seldom begins as the last one did, however long the template before both is.
+        self._acceptance = {key: AcceptanceModel() for key in product((True, False), range(SHORTEST + 1))}
 
     @property
     def load(self) -> DrafterLoad:
-        rejections = sum(model.rejections for model in self._acceptance.values())
-        return DrafterLoad(len(self._texts), self._token_seconds, rejections=rejections)
+        return DrafterLoad(len(self._texts), self._token_seconds, rejections=self._rejections)
 
     def open(self, session: DraftSession) -> None:
         text = Text(session, self._answers.of(_owner(session)))
@@ -155,10 +157,11 @@ class SuffixProposer:
             del self._texts[session.id]
             self._on_failed(session, str(conflict))
             return
-        acceptance = self._acceptance[session.spec.params.sampling.greedy]
-        acceptance.learn(verdict)
+        for position, (guess, token) in enumerate(verdict.judged, before):
+            self._model(session, position).judged(guess, token)
+        self._rejections += verdict.rejected
         if unjudged and len(session.log) > before:  # what it would have guessed is a trial, too
-            acceptance.judged(unjudged[0], session.log[before])
+            self._model(session, before).judged(unjudged[0], session.log[before])
             session.judge(unjudged[0].token == session.log[before])
         text.extended()
         if not session.drafted:
@@ -188,11 +191,17 @@ class SuffixProposer:
 
     def _guesses(self, text: Text, count: int) -> list[Guess]:
         """Returns what comes next. The longer the matches, and the more agree, the surer it is."""
-        session, draws = text.session, text.draws(count)
-        depth = len(session.drafted)
-        depths = range(depth, depth + len(draws))
-        acceptance = self._acceptance[session.spec.params.sampling.greedy]
-        return acceptance.guesses(draws, [session.recent] * len(draws), depths) if draws else []
+        session, depth = text.session, len(text.session.drafted)
+        guesses = list[Guess]()
+        for ahead, draw in enumerate(text.draws(count), depth):
+            model = self._model(session, len(session.log) + ahead)
+            guesses += model.guesses([draw], [session.recent], [ahead])
+        return guesses
+
+    def _model(self, session: DraftSession, position: int) -> AcceptanceModel:
+        """Returns what has learned of such positions."""
+        params = session.spec.params
+        return self._acceptance[params.sampling.greedy, min(position - len(params.prompt), SHORTEST)]
 
     def _tell(self, text: Text) -> None:
         if text.session.untold_yet:

@@ -157,6 +157,26 @@ def test_survival_follows_what_the_target_takes() -> None:
     assert bad.drafted[0].acceptance < 0.3
 
 
+def test_how_an_output_begins_is_learned_apart() -> None:
+    """In a chat the template before an answer has been before, but the answer is another; within it what was
+    said before is said again."""
+    proposer = proposing()
+    template, said = [90, 91, 92, 93], [7, 1, 2, 3, 4, 5, 6]
+    for turn in range(8):
+        chat = opened(proposer, [*template, *said, *template], most=900, name=b"%c" % turn)
+        for tokens in ([7], [20 + turn, 1, 2], [3, 4, 5, 6]):
+            proposer.commit(chat, len(chat.log), tokens)
+        proposer.close(chat.id)
+    chat = opened(proposer, [*template, *said, *template], most=900)
+    assert drafted(chat) == [7, 1, 2, 3]
+    assert chat.drafted[0].acceptance > 0.9
+    assert chat.drafted[1].acceptance < 0.3
+    assert chat.drafted[2].acceptance > 0.9  # if it does begin so, it goes on
+    proposer.commit(chat, len(chat.log), [7, 50, 1, 2])
+    assert drafted(chat) == [3, 4, 5, 6]
+    assert chat.survival > 0.6
+
+
 def test_a_session_without_a_window_is_learned_from() -> None:
     proposer = proposing()
     session = opened(proposer, [1, 2, 3, 1, 2, 3], window=0, most=900)
