@@ -71,7 +71,9 @@ def test_gate_and_others_meet_in_one_product(dtype: torch.dtype, near: float) ->
     x = torch.randn(5, 96).to(dtype)
     before = layer.forward(x)
     layer.take_turns()
-    assert torch.allclose(layer.forward(x), before, atol=1e-6)
+    # The interpreter's sums are those of the processor's BLAS, which depend on a product's shape.
+    rounding = max(1e-5, torch.finfo(dtype).eps)
+    assert torch.allclose(layer.forward(x), before, rtol=rounding, atol=1e-6)
     gate, up = before.float().chunk(2, -1)
     found = layer.gated(x)
     assert found.dtype == dtype and torch.allclose(found.float(), F.silu(gate) * up, atol=near)
